@@ -34,6 +34,7 @@ const (
 	generationSum
 	computedCount
 	computedSum
+	running
 	prefixQueries
 	prefixHits
 	generated
@@ -62,6 +63,7 @@ var wanted = [numSamples]string{
 	generationSum:   "request_generation_tokens_sum",
 	computedCount:   "request_prefill_kv_computed_tokens_count",
 	computedSum:     "request_prefill_kv_computed_tokens_sum",
+	running:         "num_requests_running",
 	prefixQueries:   "prefix_cache_queries_total",
 	prefixHits:      "prefix_cache_hits_total",
 	generated:       "generation_tokens_total",
@@ -220,6 +222,8 @@ func (a *accumulator) series(key string) (Series, bool) {
 		GenerationTokens: a.values[generationSum],
 		ComputedTokens:   a.values[computedSum],
 		HasComputed:      a.has(1 << computedSum),
+		Running:          a.values[running],
+		HasRunning:       a.has(1 << running),
 		HasPrefixCache:   a.has(1<<prefixQueries | 1<<prefixHits),
 		Generated:        a.values[generated],
 		HasGenerated:     a.has(1 << generated),

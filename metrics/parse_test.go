@@ -20,32 +20,32 @@ var recorded = map[string]Reading{
 	"0.11.2/metrics_full.txt": {ProcessStart: 1.7959630672e+09, Series: []Series{{
 		Key: tinyKey, Count: 45, Prefill: 35.68418550499996, Decode: 0.8962629310005923,
 		Queue: 0.0032218700007433654, HasQueue: true, PromptTokens: 1230, GenerationTokens: 247,
-		PrefixQueries: 1230, PrefixHits: 384, HasPrefixCache: true, Generated: 247, HasGenerated: true, Consistent: true,
+		PrefixQueries: 1230, PrefixHits: 384, HasRunning: true, HasPrefixCache: true, Generated: 247, HasGenerated: true, Consistent: true,
 	}}},
 	"0.19.1/metrics_full.txt": {ProcessStart: 1.79596224685e+09, Series: []Series{{
 		Key: tinyKey, Count: 45, Prefill: 72.97467686799996, Decode: 3.2965946009994695,
 		Queue: 0.0013717310000629368, HasQueue: true, PromptTokens: 1230, GenerationTokens: 247,
-		ComputedTokens: 846, HasComputed: true, PrefixQueries: 1230, PrefixHits: 384, HasPrefixCache: true, Generated: 247, HasGenerated: true, Consistent: true,
+		ComputedTokens: 846, HasComputed: true, PrefixQueries: 1230, PrefixHits: 384, HasRunning: true, HasPrefixCache: true, Generated: 247, HasGenerated: true, Consistent: true,
 	}}},
 	"0.32.0/metrics_full.txt": {ProcessStart: 1.79596262959e+09, Series: []Series{{
 		Key: tinyKey, Count: 45, Prefill: 19.069081573999483, Decode: 0.8731280710005649,
 		Queue: 0.0008153400001447153, HasQueue: true, PromptTokens: 1230, GenerationTokens: 247,
-		ComputedTokens: 846, HasComputed: true, PrefixQueries: 1230, PrefixHits: 384, HasPrefixCache: true, Generated: 247, HasGenerated: true, Consistent: true,
+		ComputedTokens: 846, HasComputed: true, PrefixQueries: 1230, PrefixHits: 384, HasRunning: true, HasPrefixCache: true, Generated: 247, HasGenerated: true, Consistent: true,
 	}}},
 	"0.11.2/api2_metrics_full.txt": {Series: []Series{{
 		Key: tinyKey, Count: 8, Prefill: 0.09596997899961934, Decode: 0.19331795900052384,
 		Queue: 0.0006393100002242136, HasQueue: true, PromptTokens: 662, GenerationTokens: 64,
-		PrefixQueries: 662, HasPrefixCache: true, Generated: 64, HasGenerated: true, Consistent: true,
+		PrefixQueries: 662, HasRunning: true, HasPrefixCache: true, Generated: 64, HasGenerated: true, Consistent: true,
 	}}},
 	"0.19.1/api2_metrics_full.txt": {Series: []Series{{
 		Key: tinyKey, Count: 8, Prefill: 0.09192316499957087, Decode: 0.25818017999972653,
 		Queue: 0.00019748000022445922, HasQueue: true, PromptTokens: 410, GenerationTokens: 79,
-		ComputedTokens: 410, HasComputed: true, PrefixQueries: 410, HasPrefixCache: true, Generated: 79, HasGenerated: true, Consistent: true,
+		ComputedTokens: 410, HasComputed: true, PrefixQueries: 410, HasRunning: true, HasPrefixCache: true, Generated: 79, HasGenerated: true, Consistent: true,
 	}}},
 	"0.32.0/api2_metrics_full.txt": {Series: []Series{{
 		Key: tinyKey, Count: 8, Prefill: 0.2253407180000977, Decode: 0.4534886489998371,
 		Queue: 0.00020086399990759674, HasQueue: true, PromptTokens: 555, GenerationTokens: 64,
-		ComputedTokens: 555, HasComputed: true, PrefixQueries: 555, HasPrefixCache: true, Generated: 64, HasGenerated: true, Consistent: true,
+		ComputedTokens: 555, HasComputed: true, PrefixQueries: 555, HasRunning: true, HasPrefixCache: true, Generated: 64, HasGenerated: true, Consistent: true,
 	}}},
 	"0.11.2/api2_metrics_fresh.txt": {Series: []Series{{
 		Key: tinyKey, HasQueue: true, HasPrefixCache: true, HasGenerated: true, Consistent: true,

@@ -36,6 +36,10 @@ type Series struct {
 	ComputedTokens float64
 	HasComputed    bool
 
+	// Running is how many requests were in the engine's last step.
+	Running    float64
+	HasRunning bool
+
 	// PrefixQueries and PrefixHits are prompt tokens looked up and found in the
 	// prefix cache. They move when a request is scheduled, not when it finishes.
 	PrefixQueries, PrefixHits float64

@@ -1,0 +1,351 @@
+package timings
+
+import (
+	"math"
+	"sort"
+	"time"
+)
+
+// Finished is a request whose answer is there and that is to be found in the windows.
+type Finished struct {
+	Usage
+	Observed  Phases    // of a stream; zero for an answer that came whole
+	Sent      time.Time // when it went to vLLM
+	NotBefore time.Time // when it had surely not finished: the arrival of the event before the last token's, else Sent
+	Seen      time.Time // when its last token, or its body, arrived
+	Alone     bool      // no other request of this process was in flight between Sent and Seen
+
+	share    Share
+	resolved bool // its share is taken out of its window
+	settled  bool // nobody waits for it any more
+	twin     bool // another request had the same numbers of tokens, and not long ago
+	notify   func()
+}
+
+// Share is what a window says about one request.
+type Share struct {
+	Phases
+	Cached    Opt[int]
+	Draft     Opt[Draft]
+	Estimated bool
+	Requests  int // that finished in the same window
+}
+
+// Verdict says how much the readings so far tell about a request.
+type Verdict int
+
+const (
+	Missing  Verdict = iota // no window can hold it: the reading came too early, or it is not in these metrics
+	Unclear                 // it is in a window with requests that are not known (yet)
+	Resolved                // its share is known or as well estimated as can be
+)
+
+// Add registers a request whose share is wanted; Settle must follow. notify is called, from within Observe, when it is
+// resolved.
+func (l *Ledger) Add(f *Finished, notify func()) {
+	f.notify = notify
+	f.twin = l.shapes.seen(shape{f.Prompt, f.Completion}, f.Seen)
+	if f.twin {
+		for _, g := range l.pending {
+			g.twin = g.twin || g.Prompt == f.Prompt && g.Completion == f.Completion
+		}
+	}
+	l.pending = append(l.pending, f)
+}
+
+// Look returns what is known about f.
+func (l *Ledger) Look(f *Finished) (Share, Verdict) {
+	switch {
+	case f.resolved:
+		return f.share, Resolved
+	case len(l.candidates(f, 1)) > 0:
+		return Share{}, Unclear
+	default:
+		return Share{}, Missing
+	}
+}
+
+// Settle ends the search for f and returns its share: the attributed one, or an estimate from a window that it must be in.
+// It is false where no window can hold it.
+//
+// A guess takes nothing out of a window, or the request that was really in it would be looked for in the wrong one: f
+// stays on the books until later readings and requests tell where it belongs.
+func (l *Ledger) Settle(f *Finished) (Share, bool) {
+	if f.settled {
+		return f.share, f.resolved
+	}
+	f.settled, f.notify = true, nil
+	if f.resolved {
+		return f.share, true
+	}
+	w := f.nearest(l.candidates(f, math.MaxInt))
+	if w == nil {
+		return Share{}, false
+	}
+	share := f.guess(w)
+	l.complete(f, w, &share)
+	return share, true
+}
+
+// resolve attributes windows to pending requests as far as they leave no choice.
+//
+// What was recorded before a reading began is in one of the windows up to it, so a request that can be in one of them
+// only is in that one, and when nobody else is, the window says exactly what it took. Requests that can be in several
+// wait for others to leave them no choice. Whether several pending requests fit is no question of taste: two that can
+// only be in a window of one mean that one of them was not recorded in time.
+func (l *Ledger) resolve(calm bool) {
+	for again := true; again; {
+		again = false
+		only := l.only()
+		for _, w := range l.windows {
+			members := only[w]
+			if len(members) == 0 || len(members) != w.left.Requests {
+				continue
+			}
+			if len(members) == 1 {
+				share := whole(w, members[0])
+				share.Estimated = share.Estimated || l.doubtful(members[0], w, calm)
+				l.give(members[0], w, share)
+				again = true
+			} else if sums(members) == (shape{w.left.Prompt, w.left.Generation}) {
+				l.divide(w, members)
+				again = true
+			}
+		}
+	}
+}
+
+// only returns the pending requests that were recorded and are in one certain window, by that window.
+func (l *Ledger) only() map[*window][]*Finished {
+	only := map[*window][]*Finished{}
+	for _, f := range l.pending {
+		if f.resolved || f.Seen.After(l.read) {
+			continue
+		}
+		ws := l.candidates(f, 2)
+		if len(ws) == 2 && !f.twin {
+			ws = l.own(f)
+		}
+		if len(ws) == 1 {
+			only[ws[0]] = append(only[ws[0]], f)
+		}
+	}
+	return only
+}
+
+// own returns the windows of one request with just f's numbers of tokens, at most two. Where nobody else has had them lately, such a
+// window is f's, though there be others, of several requests that are not all known, that might have hidden it.
+func (l *Ledger) own(f *Finished) []*window {
+	return l.search(f, 2, func(w *window) bool { return w.requests == 1 && f.fits(w) })
+}
+
+func sums(fs []*Finished) (sum shape) {
+	for _, f := range fs {
+		sum.prompt += f.Prompt
+		sum.completion += f.Completion
+	}
+	return sum
+}
+
+// doubtful reports whether w, the only window that f fits, may be another request's all the same: one with as many
+// tokens, whose event has not come yet or never will, while f itself is recorded late.
+//
+// It takes both. vLLM is never late with few requests, and no more so some time after the answer. And of another request
+// with just as many tokens nothing can be known in advance, but those that come in such numbers come again and again:
+// a benchmark's, a health check's.
+func (l *Ledger) doubtful(f *Finished, w *window, calm bool) bool {
+	if calm || l.read.Sub(f.Seen) >= maxLate {
+		return false
+	}
+	strangers := f.Seen.Sub(l.foreign) < shapesFor
+	for _, other := range l.windows {
+		if other == w || other.left.Requests <= 0 {
+			continue
+		}
+		strangers = true
+		if other.left.Prompt == f.Prompt && other.left.Generation == f.Completion {
+			return true
+		}
+	}
+	return f.twin && (strangers || !f.Alone)
+}
+
+// shape is what requests are recognised by.
+type shape struct{ prompt, completion int }
+
+// shapes remembers the shapes of requests for a while, in two generations so that it stays small.
+type shapes struct {
+	now, before map[shape]struct{}
+	since       time.Time
+}
+
+const (
+	shapesFor = time.Minute
+	shapesMax = 4096
+)
+
+// seen reports whether s was seen before, and remembers it.
+func (m *shapes) seen(s shape, at time.Time) bool {
+	if m.now == nil || at.Sub(m.since) > shapesFor || len(m.now) >= shapesMax {
+		m.before, m.now, m.since = m.now, map[shape]struct{}{}, at
+	}
+	_, now := m.now[s]
+	_, before := m.before[s]
+	m.now[s] = struct{}{}
+	return now || before
+}
+
+// candidates returns the windows that f may have finished in, at most so many.
+func (l *Ledger) candidates(f *Finished, most int) []*window { return l.search(f, most, f.fits) }
+
+// search returns those windows of f's time that fit, at most so many.
+func (l *Ledger) search(f *Finished, most int, fits func(*window) bool) []*window {
+	var found []*window
+	earliest, latest := f.earliest(), f.Seen.Add(maxLate)
+	// Windows stand in the order of their ends.
+	from := sort.Search(len(l.windows), func(i int) bool { return !l.windows[i].ended.Before(earliest) })
+	for _, w := range l.windows[from:] {
+		if len(found) == most {
+			break
+		}
+		if fits(w) && !w.began.After(latest) {
+			found = append(found, w)
+		}
+	}
+	return found
+}
+
+// fits reports whether f may be one of the requests left in w.
+func (f *Finished) fits(w *window) bool {
+	left := &w.left
+	switch {
+	case left.Requests < 1:
+		return false
+	case left.Requests > 1: // the others have a prompt token each at least
+		return left.Prompt-f.Prompt >= left.Requests-1 && left.Generation >= f.Completion
+	case left.Prompt != f.Prompt || left.Generation != f.Completion:
+		return false
+	case w.unsure || w.requests > 1:
+		return true
+	}
+	if left.Computed.Known && f.Cached.Known && left.Prompt-left.Computed.Value != f.Cached.Value {
+		return false
+	}
+	// The engine's phases lie within the time that this process saw, and the time between the events that it saw within
+	// the decode phase, give or take how late this process noted them.
+	wall := f.Seen.Sub(f.Sent)
+	if left.Prefill+left.Decode > wall+slack {
+		return false
+	}
+	seen := f.Observed.Decode
+	return !seen.Known || seen.Value-left.Decode <= max(slack, seen.Value/5)
+}
+
+// earliest returns the time before which f was not recorded by vLLM.
+func (f *Finished) earliest() time.Time {
+	t := f.Seen.Add(-lookBack)
+	if f.NotBefore.After(t) {
+		t = f.NotBefore
+	}
+	return t.Add(-slack)
+}
+
+// give attributes share of w to f.
+func (l *Ledger) give(f *Finished, w *window, share Share) {
+	l.complete(f, w, &share)
+	f.share, f.resolved = share, true
+	w.left.Requests--
+	w.left.Prompt -= f.Prompt
+	w.left.Generation -= f.Completion
+	w.left.Prefill -= share.Prefill.Value
+	w.left.Decode -= share.Decode.Value
+	w.unsure = w.unsure || !share.Prefill.Known || !share.Decode.Known
+	switch cached := firstKnown(f.Cached, share.Cached); {
+	case cached.Known:
+		w.left.Computed.Value -= f.Prompt - cached.Value
+	default:
+		w.left.Computed.Known = false
+	}
+	if f.notify != nil {
+		f.notify()
+	}
+}
+
+// complete adds to a share of w what does not come from it.
+func (l *Ledger) complete(f *Finished, w *window, share *Share) {
+	share.Requests = w.requests
+	if !share.Draft.Known {
+		share.Draft = l.draft(f)
+	}
+	if !share.Cached.Known {
+		share.Cached = l.cachedWhileAlone(f)
+	}
+}
+
+func firstKnown[T any](a, b Opt[T]) Opt[T] {
+	if a.Known {
+		return a
+	}
+	return b
+}
+
+// whole is the share of the last request that is left in w.
+func whole(w *window, f *Finished) Share {
+	s := Share{Estimated: w.requests > 1}
+	if w.unsure {
+		s.Phases = f.Observed
+	} else {
+		s.Phases = Phases{Some(max(0, w.left.Prefill)), Some(max(0, w.left.Decode))}
+	}
+	if w.left.Computed.Known {
+		s.Cached = Some(w.left.Prompt - w.left.Computed.Value)
+	}
+	return s
+}
+
+// guess is the share of f in w when who else finished in it is unknown. A stream's own observation is nearer to the truth
+// than a window that may be another request's.
+func (f *Finished) guess(w *window) Share {
+	if w.left.Requests == 1 && f.agrees(w.left.Decode) {
+		s := whole(w, f)
+		s.Estimated = true
+		return s
+	}
+	s := Share{Phases: f.Observed, Estimated: true}
+	if w.left.Requests > 1 && !w.unsure {
+		s.Prefill.Value = min(s.Prefill.Value, w.left.Prefill)
+		s.Decode.Value = min(s.Decode.Value, w.left.Decode)
+	}
+	if nothingCached(w) {
+		s.Cached = Some(0)
+	}
+	return s
+}
+
+// agrees reports whether a decode time is about what was observed, if anything was.
+func (f *Finished) agrees(decode time.Duration) bool {
+	seen := f.Observed.Decode
+	return !seen.Known || (seen.Value-decode).Abs() <= 10*time.Millisecond+seen.Value/20
+}
+
+// nothingCached reports whether no request left in w took prompt tokens from the cache.
+func nothingCached(w *window) bool {
+	return w.left.Computed.Known && w.left.Computed.Value == w.left.Prompt
+}
+
+// nearest returns the window that f most likely finished in: among those of one request the one whose decode time is
+// nearest to what was observed, else the newest.
+func (f *Finished) nearest(ws []*window) *window {
+	var best *window
+	bestOff := math.Inf(1)
+	for _, w := range ws {
+		off := math.MaxFloat64
+		if w.left.Requests == 1 && f.Observed.Decode.Known {
+			off = math.Abs((w.left.Decode - f.Observed.Decode.Value).Seconds())
+		}
+		if off <= bestOff {
+			best, bestOff = w, off
+		}
+	}
+	return best
+}
