@@ -1,0 +1,114 @@
+package proxy
+
+import (
+	"bytes"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/vllm-timings/vllm-timings/timings"
+)
+
+// endless is an answer that has begun and never ends. Its reads give the pieces in turn.
+type endless struct {
+	head   []byte
+	pieces [][]byte
+	at     int
+}
+
+func (e *endless) Read(p []byte) (int, error) {
+	if len(e.head) > 0 {
+		n := copy(p, e.head)
+		e.head = e.head[n:]
+		return n, nil
+	}
+	n := copy(p, e.pieces[e.at])
+	e.at = (e.at + 1) % len(e.pieces)
+	return n, nil
+}
+
+func (e *endless) Close() error { return nil }
+
+// tokenEvents are those of one token that vLLM sends.
+var tokenEvents = map[string]string{
+	"chat":       `data: {"id":"chatcmpl-8c1ad26a75eb22fc","object":"chat.completion.chunk","created":1795962720,"model":"tiny","choices":[{"index":0,"delta":{"content":"a"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n",
+	"completion": `data: {"id":"cmpl-85fac410988350d5","object":"text_completion","created":1795962431,"model":"tiny","choices":[{"index":0,"text":"a","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}],"usage":null}` + "\n\n",
+}
+
+// cuts are the ways in which events arrive.
+var cuts = map[string]func(event []byte) [][]byte{
+	"one a read":   func(b []byte) [][]byte { return [][]byte{b} },
+	"four a read":  func(b []byte) [][]byte { return [][]byte{bytes.Repeat(b, 4)} },
+	"in two reads": func(b []byte) [][]byte { return [][]byte{b[:99], b[99:]} },
+	"across reads": func(b []byte) [][]byte {
+		all := bytes.Repeat(b, 7)
+		return [][]byte{all[:150], all[150:700], all[700:701], all[701:]}
+	},
+	"a byte a read": func(b []byte) [][]byte { return bytes.SplitAfter(b, nil) },
+}
+
+// running returns a stream whose first tokens are through.
+func running(tb testing.TB, event string, cut func([]byte) [][]byte, show bool) (s *stream, buf []byte) {
+	tb.Helper()
+	answer := &endless{head: []byte(strings.Repeat(event, 3)), pieces: cut([]byte(event))}
+	s = newStream(testExchange(plan{endpoint: chat, showUsage: show}, timings.AllSources...), answer, 0)
+	buf = make([]byte, bufferSize)
+	for range 100 { // its buffers have their size
+		if _, err := s.Read(buf); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return s, buf
+}
+
+// TestPassingOnAllocatesNothing: an event that is only passed on costs no allocation, however it arrives.
+func TestPassingOnAllocatesNothing(t *testing.T) {
+	for kind, event := range tokenEvents {
+		for name, cut := range cuts {
+			for _, show := range []bool{false, true} {
+				s, buf := running(t, event, cut, show)
+				n := testing.AllocsPerRun(1000, func() {
+					if _, err := s.Read(buf); err != nil {
+						t.Fatal(err)
+					}
+				})
+				if n != 0 {
+					t.Errorf("%s, %s, usage shown %v: %v allocations a read", kind, name, show, n)
+				}
+			}
+		}
+	}
+}
+
+func BenchmarkStream(b *testing.B) {
+	for name, cut := range cuts {
+		b.Run(name, func(b *testing.B) {
+			s, buf := running(b, tokenEvents["chat"], cut, false)
+			b.ReportAllocs()
+			read := 0
+			for b.Loop() {
+				n, err := s.Read(buf)
+				if err != nil {
+					b.Fatal(err)
+				}
+				read += n
+			}
+			b.SetBytes(int64(read / b.N))
+		})
+	}
+}
+
+// BenchmarkWholeStream is an answer of 100 tokens from its first byte to its last, timings included.
+func BenchmarkWholeStream(b *testing.B) {
+	_, asked := chunks("\n", make([]string, 100)...)
+	buf := make([]byte, bufferSize)
+	b.ReportAllocs()
+	for b.Loop() {
+		s := newStream(testExchange(plan{endpoint: chat}, timings.Native), io.NopCloser(strings.NewReader(asked)), 0)
+		for {
+			if _, err := s.Read(buf); err != nil {
+				break
+			}
+		}
+	}
+}

@@ -1,0 +1,103 @@
+package proxy
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"sync/atomic"
+	"time"
+)
+
+// This file is about request bodies on their way to vLLM.
+
+// retryWithin bounds how long after it was sent a request is sent again: a connection that was being closed fails at
+// once, and a vLLM that dies of a request is not to get it twice.
+const retryWithin = time.Second
+
+// retrying sends a request again that went out on a connection which vLLM was closing just then, because it had been
+// idle. Transport does so itself only where nothing was written at all, or where the method is idempotent, and the write
+// of the header succeeds on a connection that the other end has closed.
+type retrying struct{ next http.RoundTripper }
+
+func (t retrying) RoundTrip(r *http.Request) (*http.Response, error) {
+	ex := exchangeOf(r.Context())
+	if ex == nil || ex.body == nil {
+		return t.next.RoundTrip(r)
+	}
+	for out := r; ; {
+		var reused, answered atomic.Bool
+		trace := &httptrace.ClientTrace{
+			GotConn:              func(c httptrace.GotConnInfo) { reused.Store(c.Reused) },
+			GotFirstResponseByte: func() { answered.Store(true) },
+		}
+		began := time.Now()
+		resp, err := t.next.RoundTrip(out.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
+		if err == nil || !reused.Load() || answered.Load() || r.Context().Err() != nil || time.Since(began) > retryWithin {
+			return resp, err
+		}
+		body, gone := ex.body.open()
+		if gone != nil {
+			return nil, err
+		}
+		again := *r
+		again.Body = body
+		out = &again
+	}
+}
+
+// replayable is a request body that can be sent again, for a connection that vLLM closed before it took anything. Its
+// bytes are let go of as soon as nobody needs them, which for a stream is long before the request ends.
+type replayable struct{ bytes atomic.Pointer[[]byte] }
+
+func newReplayable(b []byte) *replayable {
+	r := &replayable{}
+	r.bytes.Store(&b)
+	return r
+}
+
+// drop ends that the body can be sent again. One that is being sent goes on.
+func (r *replayable) drop() { r.bytes.Store(nil) }
+
+// open returns a reader of the whole body.
+func (r *replayable) open() (io.ReadCloser, error) {
+	b := r.bytes.Load()
+	if b == nil {
+		return nil, http.ErrBodyReadAfterClose
+	}
+	return &replay{*b}, nil
+}
+
+// replay reads a body once.
+type replay struct{ left []byte }
+
+func (r *replay) Read(p []byte) (int, error) {
+	if len(r.left) == 0 {
+		r.left = nil
+		return 0, io.EOF
+	}
+	n := copy(p, r.left)
+	r.left = r.left[n:]
+	if len(r.left) == 0 {
+		r.left = nil
+	}
+	return n, nil
+}
+
+func (r *replay) Close() error { return nil }
+
+// upload is a request body that streams through, and tells whether it has been read to its end. Where vLLM answers
+// before that, the server may have to close the client's connection behind the answer, and with EnableFullDuplex it does
+// not say so by itself: the client would send its next request on a connection that is being closed.
+type upload struct {
+	io.ReadCloser
+	left  int64 // below 0: unknown
+	ended atomic.Bool
+}
+
+func (u *upload) Read(p []byte) (int, error) {
+	n, err := u.ReadCloser.Read(p)
+	if u.left -= int64(n); err != nil || u.left == 0 {
+		u.ended.Store(true)
+	}
+	return n, err
+}
