@@ -1,0 +1,239 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/vllm-timings/vllm-timings/metrics"
+	"github.com/vllm-timings/vllm-timings/proxy"
+	"github.com/vllm-timings/vllm-timings/timings"
+)
+
+const (
+	// headerTimeout bounds how long a client may take to send a request's header. Bodies and answers have no limit.
+	headerTimeout = 30 * time.Second
+	// cutTimeout bounds how long answers that were cut off may take to notice.
+	cutTimeout = time.Second
+)
+
+// serveCmd has a row for each of its flags in README.md. The texts are read by complete.
+type serveCmd struct {
+	Listen          string `default:"127.0.0.1:8010" placeholder:"ADDR" help:"Address to serve at, host:port, or :port for all interfaces. Default ${default}."`
+	Upstream        string `default:"http://127.0.0.1:8000" placeholder:"URL" help:"Address of vLLM, which need not run yet. Default ${default}."`
+	Sources         string `default:"upstream,native,window,observed" placeholder:"LIST" help:"Where numbers may come from, in order; the first that has exact ones is taken. Default ${default}."`
+	MetricsDeadline string `default:"250ms" placeholder:"TIME" help:"How long the end of an answer may wait for vLLM's /metrics. Default ${default}."`
+	KeepMetrics     toggle `default:"false" help:"Leave vLLM's own metrics in answers beside timings. Not with llama-swap, which shows wrong speeds then."`
+	Usage           string `default:"auto" placeholder:"WHEN" help:"auto: hide the usage that the client did not ask for. always: never hide it, for a vLLM with --enable-force-include-usage. Default ${default}."`
+	MaxRequestBytes string `default:"67108864" placeholder:"N" help:"Longer request bodies stream through unedited. Default ${default} (64 MiB)."`
+	MaxEventBytes   string `default:"16777216" placeholder:"N" help:"Longer events and answers pass through unedited. Default and least ${default} (16 MiB)."`
+	DrainTimeout    string `default:"30s" placeholder:"TIME" help:"How long answers in flight may take to end after SIGTERM or SIGINT. Default ${default}."`
+	LogLevel        string `default:"info" placeholder:"LEVEL" help:"debug, info, warn or error. Default ${default}."`
+	LogFormat       string `default:"text" placeholder:"FORMAT" help:"text or json. Default ${default}."`
+}
+
+// settings are the flags as values that can be used.
+type settings struct {
+	upstream    *url.URL
+	sources     timings.Sources
+	deadline    time.Duration
+	keepMetrics bool
+	usageAlways bool
+	maxRequest  int64
+	maxEvent    int
+	drain       time.Duration
+	logLevel    slog.Level
+	logJSON     bool
+}
+
+// complete reads all flags and reports all that is wrong with them at once.
+func (c *serveCmd) complete() (settings, error) {
+	var s settings
+	var wrong problems
+	host, port, err := parseListen(c.Listen)
+	wrong.add("listen", c.Listen, err)
+	listenOK := err == nil
+	s.upstream, err = parseUpstream(c.Upstream)
+	wrong.add("upstream", c.Upstream, err)
+	if err == nil && listenOK && isSelf(s.upstream, host, port) {
+		wrong.add("upstream", c.Upstream, fmt.Errorf("%s is what --listen %s serves: each request would come back for ever. Give vLLM's address, or another port to --listen", s.upstream.Redacted(), c.Listen))
+	}
+	s.sources, err = timings.ParseSources(c.Sources)
+	wrong.add("sources", c.Sources, err)
+	s.deadline, err = parseDuration(c.MetricsDeadline, time.Millisecond)
+	wrong.add("metrics-deadline", c.MetricsDeadline, err)
+	s.keepMetrics, err = parseToggle(c.KeepMetrics)
+	wrong.add("keep-metrics", string(c.KeepMetrics), err)
+	usage, err := parseWord(c.Usage, "auto", "always")
+	wrong.add("usage", c.Usage, err)
+	s.usageAlways = usage == "always"
+	s.maxRequest, err = parseBytes(c.MaxRequestBytes, 1)
+	wrong.add("max-request-bytes", c.MaxRequestBytes, err)
+	maxEvent, err := parseBytes(c.MaxEventBytes, proxy.DefaultMaxEvent)
+	wrong.add("max-event-bytes", c.MaxEventBytes, err)
+	s.maxEvent = int(maxEvent)
+	s.drain, err = parseDuration(c.DrainTimeout, 0)
+	wrong.add("drain-timeout", c.DrainTimeout, err)
+	s.logLevel, err = parseLevel(c.LogLevel)
+	wrong.add("log-level", c.LogLevel, err)
+	format, err := parseWord(c.LogFormat, "text", "json")
+	wrong.add("log-format", c.LogFormat, err)
+	s.logJSON = format == "json"
+	return s, wrong.err()
+}
+
+// check implements checker.
+func (c *serveCmd) check() error {
+	_, err := c.complete()
+	return err
+}
+
+func (s *settings) logger(w io.Writer) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: s.logLevel}
+	if s.logJSON {
+		return slog.New(slog.NewJSONHandler(w, opts))
+	}
+	return slog.New(slog.NewTextHandler(w, opts))
+}
+
+// Run serves until the context ends.
+func (c *serveCmd) Run(e *env) error {
+	s, err := c.complete()
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", c.Listen)
+	if err != nil {
+		if errors.Is(err, syscall.EADDRINUSE) {
+			return fmt.Errorf("--listen %s is in use by another process: stop that or choose another port", c.Listen)
+		}
+		return fmt.Errorf("--listen %s: %w", c.Listen, err)
+	}
+	log := s.logger(e.stderr)
+	v := buildVersion()
+	p, err := proxy.New(proxy.Config{
+		Upstream:    s.upstream,
+		Sources:     s.sources,
+		Deadline:    s.deadline,
+		KeepMetrics: s.keepMetrics,
+		UsageAlways: s.usageAlways,
+		MaxRequest:  s.maxRequest,
+		MaxEvent:    s.maxEvent,
+		Log:         log,
+		Collectors:  metrics.NewCollectors(prometheus.NewRegistry(), metrics.Build{Version: v.version, Commit: v.commit}),
+	})
+	if err != nil {
+		_ = listener.Close()
+		return err
+	}
+	defer p.Close()
+	log.Info("serving", "listen", "http://"+listener.Addr().String(), "upstream", s.upstream.Redacted(), "sources", s.sources.String(), "version", v.version)
+	if strings.HasSuffix(strings.TrimRight(s.upstream.Path, "/"), "/v1") {
+		log.Warn("--upstream ends in /v1, which the paths of requests begin with: vLLM is asked for /v1/v1/... Leave it out if that is not meant", "upstream", s.upstream.Redacted())
+	}
+	return serve(e.ctx, listener, p, s.drain, log)
+}
+
+// serve serves p until ctx ends, and then until the answers in flight have ended or drain is over.
+func serve(ctx context.Context, listener net.Listener, p *proxy.Proxy, drain time.Duration, log *slog.Logger) error {
+	all, cut := context.WithCancel(context.Background())
+	defer cut()
+	requests := &requests{handler: p}
+	server := &http.Server{
+		Handler:           requests,
+		ReadHeaderTimeout: headerTimeout,
+		BaseContext:       func(net.Listener) context.Context { return all },
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(listener) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	p.Drain()
+	log.Info("stopping: answers in flight may end, a second signal ends them at once", "in_flight", requests.count(), "drain_timeout", drain.String())
+	limit, cancel := context.WithTimeout(context.Background(), drain)
+	defer cancel()
+	// Shutdown refuses new connections at once and waits for all others but upgraded ones, of which it knows nothing.
+	err := server.Shutdown(limit)
+	if err == nil {
+		err = requests.wait(limit)
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		log.Warn("answers were cut off: they took longer than --drain-timeout", "in_flight", requests.count())
+		err = server.Close()
+		cut()
+		limit, cancel := context.WithTimeout(context.Background(), cutTimeout)
+		defer cancel()
+		_ = requests.wait(limit)
+	}
+	if served := <-failed; err == nil && !errors.Is(served, http.ErrServerClosed) {
+		err = served
+	}
+	if err == nil {
+		log.Info("stopped")
+	}
+	return err
+}
+
+// requests is a handler that knows how many requests it has.
+type requests struct {
+	handler http.Handler
+
+	mu   sync.Mutex
+	n    int
+	none chan struct{} // closed when n gets 0; nil while nobody waits
+}
+
+// ServeHTTP implements http.Handler.
+func (r *requests) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	r.mu.Lock()
+	r.n++
+	r.mu.Unlock()
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.n--; r.n == 0 && r.none != nil {
+			close(r.none)
+			r.none = nil
+		}
+	}()
+	r.handler.ServeHTTP(w, req)
+}
+
+func (r *requests) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.n
+}
+
+// wait waits until there is no request, or ctx ends. Only one caller may wait at a time.
+func (r *requests) wait(ctx context.Context) error {
+	r.mu.Lock()
+	if r.n == 0 {
+		r.mu.Unlock()
+		return nil
+	}
+	none := make(chan struct{})
+	r.none = none
+	r.mu.Unlock()
+	select {
+	case <-none:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
