@@ -1,0 +1,165 @@
+//go:build unix
+
+package stack
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Model is the name under which the tiny model is served.
+const Model = "tiny"
+
+// ExactFlags are the vLLM flags under which its answers carry its own per-request figures, cached tokens included.
+var ExactFlags = []string{"--enable-per-request-metrics", "--enable-prompt-tokens-details"}
+
+// startupLimit bounds vLLM's start. It takes a minute on two idle cores, nearly all of it Python imports in three
+// processes one after the other, and has taken more than five where two started at once on a busy machine.
+const startupLimit = 15 * time.Minute
+
+// Root returns the repository's root: the folder of go.mod, from the working directory upwards.
+func Root() (string, error) {
+	wd, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for dir := wd; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("no go.mod in %s or above it: run this inside the repository", wd)
+		}
+	}
+}
+
+// InstallVLLM makes sure that a CPU build of vLLM and the tiny model are there, and returns the `vllm` executable.
+// An empty version means the default of vllm-env.sh.
+func InstallVLLM(ctx context.Context, version string) (string, error) {
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
+	var args []string
+	if version != "" {
+		args = []string{version}
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(root, "internal", "e2e", "vllm-env.sh"), args...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("internal/e2e/vllm-env.sh could not install vLLM (see its output above): %w", err)
+	}
+	return string(bytes.TrimSpace(out)), nil
+}
+
+// VLLM is a running vLLM.
+type VLLM struct {
+	*Process // nil where somebody else started it
+	URL      string
+
+	executable, logs string
+	port             int
+	flags            []string
+}
+
+// StartVLLM starts the executable that InstallVLLM returned on the given port of the loopback address and waits until
+// it is ready.
+func StartVLLM(ctx context.Context, executable, logs, name string, port int, flags ...string) (*VLLM, error) {
+	v := &VLLM{
+		URL:        "http://127.0.0.1:" + strconv.Itoa(port),
+		executable: executable, logs: logs, port: port, flags: flags,
+	}
+	return v, v.run(ctx, name)
+}
+
+// Restart starts a vLLM that was stopped or killed again, with the same flags at the same address.
+func (v *VLLM) Restart(ctx context.Context) error { return v.run(ctx, v.Name) }
+
+func (v *VLLM) run(ctx context.Context, name string) error {
+	// The layout that vllm-env.sh makes: DIR/venv/bin/vllm beside DIR/model.
+	model := filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(v.executable))), "model")
+	args := append([]string{
+		"serve", model, "--served-model-name", Model, "--host", "127.0.0.1", "--port", strconv.Itoa(v.port),
+		"--max-model-len", "4096", "--enforce-eager",
+	}, v.flags...)
+	cmd := exec.Command(v.executable, args...)
+	cmd.Env = append(os.Environ(),
+		"VLLM_CPU_KVCACHE_SPACE=1",
+		"VLLM_CPU_OMP_THREADS_BIND=nobind",
+		"OMP_NUM_THREADS=1",
+		"VLLM_NO_USAGE_STATS=1", // nothing leaves this machine
+		"HF_HUB_OFFLINE=1",
+	)
+	p, err := start(v.logs, name, cmd)
+	if err != nil {
+		return err
+	}
+	if err := p.waitHealthy(ctx, v.URL+"/health", startupLimit); err != nil {
+		p.Kill()
+		return err
+	}
+	v.Process = p
+	return nil
+}
+
+// BuildSidecar builds ./cmd/vllm-timings into dir and returns the binary's path.
+func BuildSidecar(ctx context.Context, dir string) (string, error) {
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
+	bin := filepath.Join(dir, "vllm-timings")
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin, "./cmd/vllm-timings")
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the sidecar: %w\n%s", err, out)
+	}
+	return bin, nil
+}
+
+// Sidecar is a running vllm-timings.
+type Sidecar struct {
+	*Process
+	URL string
+}
+
+// StartSidecar starts the sidecar's binary before upstream, with more flags of `serve`, and waits until it is ready.
+func StartSidecar(ctx context.Context, bin, logs, name, upstream string, flags ...string) (*Sidecar, error) {
+	port, err := FreePort()
+	if err != nil {
+		return nil, err
+	}
+	listen := "127.0.0.1:" + strconv.Itoa(port)
+	cmd := exec.Command(bin, append([]string{"serve", "--listen", listen, "--upstream", upstream}, flags...)...)
+	cmd.Env = cleanEnv()
+	p, err := start(logs, name, cmd)
+	if err != nil {
+		return nil, err
+	}
+	s := &Sidecar{Process: p, URL: "http://" + listen}
+	if err := p.waitHealthy(ctx, s.URL+"/-/healthy", 20*time.Second); err != nil {
+		p.Kill()
+		return nil, err
+	}
+	return s, nil
+}
+
+// cleanEnv is our environment without the sidecar's own settings: every flag has a twin VLLM_TIMINGS_..., and what a
+// developer set there must not change a test.
+func cleanEnv() []string {
+	var env []string
+	for _, e := range os.Environ() {
+		if !strings.HasPrefix(e, "VLLM_TIMINGS_") {
+			env = append(env, e)
+		}
+	}
+	return env
+}
