@@ -65,7 +65,7 @@ type Config struct {
 	MaxEvent    int            // bytes of an event or answer that is edited
 	Key         string         // for this process's own requests to vLLM; those of clients have theirs
 	RootCAs     *x509.CertPool // for an upstream with TLS; nil are the system's
-	Socket      string         // path of a unix socket at which the upstream listens
+	Socket      string         // path of a unix socket at which the upstream listens, whatever the host of Upstream
 	Log         *slog.Logger
 	Collectors  *metrics.Collectors // required
 }
@@ -76,6 +76,14 @@ const (
 	DefaultMaxRequest = 64 << 20
 	DefaultMaxEvent   = sse.MinLimit
 )
+
+// name is what people know the upstream by.
+func (c *Config) name() string {
+	if c.Socket != "" {
+		return (&url.URL{Scheme: "unix", Path: c.Socket}).String()
+	}
+	return c.Upstream.Redacted()
+}
 
 // Proxy is the handler. Close ends what it does in the background.
 type Proxy struct {
@@ -136,7 +144,7 @@ func New(cfg Config) (*Proxy, error) {
 		base:        cfg.Upstream,
 	}
 	reader := metrics.NewReader(p.transport, p.base, metrics.ReaderOptions{Bearer: cfg.Key})
-	p.upstream = newUpstream(p.base, cfg.Key, p.transport, reader, p.collectors, p.log)
+	p.upstream = newUpstream(p.base, cfg.name(), cfg.Key, p.transport, reader, p.collectors, p.log)
 	p.upstream.ready = func(ctx context.Context) { _, _ = p.windows.readings.Next(ctx) }
 	p.windows = newWindows(reader, p.collectors, p.log, cfg.Deadline, p.upstream.forget)
 	p.edited = p.reverseProxy(0, p.answerBegan)

@@ -1,9 +1,13 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -31,8 +35,9 @@ func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 	ex.failed = err
 	p.upstream.forget()
 	ex.status = http.StatusBadGateway
-	writeError(w, ex.status, "vLLM at "+p.base.Redacted()+" cannot be reached ("+kindOf(err)+"). "+
-		"Check that it runs and is ready, and that --upstream is its address", "upstream_error")
+	kind := kindOf(err)
+	remedy := cmp.Or(remedies[kind], "Check that it runs and is ready, and that --upstream is its address")
+	writeError(w, ex.status, "vLLM at "+p.upstream.name+" cannot be reached ("+kind+"). "+remedy, "upstream_error")
 }
 
 // badBody answers a request whose body could not be read.
@@ -54,8 +59,31 @@ func writeError(w http.ResponseWriter, status int, message, kind string) {
 	_, _ = io.WriteString(w, body)
 }
 
+// Kinds of failures that only another command line, or another certificate, can mend.
+const (
+	notTrusted = "certificate not trusted"
+	otherName  = "certificate for another name"
+	badCert    = "certificate not valid"
+	notTLS     = "no TLS there"
+	tlsRefused = "TLS refused"
+	notAllowed = "permission denied"
+)
+
+// remedies says what mends them.
+var remedies = map[string]string{
+	notTrusted: "Give --upstream-ca the certificate, in PEM form, of the authority that signed vLLM's, or vLLM's own if it signed itself",
+	otherName:  "Give --upstream a name or address of vLLM that is in its certificate",
+	badCert:    "Check the dates of vLLM's certificate, and the clock here",
+	notTLS:     "Begin --upstream with http:// if vLLM runs without --ssl-certfile",
+	tlsRefused: "Check that vLLM's TLS asks for no client certificate: vllm-timings has none",
+	notAllowed: "Check that the user of vllm-timings may write to the socket at --upstream",
+}
+
 // kindOf names what went wrong with vLLM in few words, which are also label values.
 func kindOf(err error) string {
+	if kind := kindOfTLS(err); kind != "" {
+		return kind
+	}
 	var op *net.OpError
 	var dns *net.DNSError
 	var timeout interface{ Timeout() bool }
@@ -68,10 +96,37 @@ func kindOf(err error) string {
 		return "timeout"
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.EPIPE):
 		return "connection closed"
+	case errors.Is(err, fs.ErrNotExist):
+		return "no such socket"
+	case errors.Is(err, fs.ErrPermission) && errors.As(err, &op) && op.Net == "unix":
+		return notAllowed
 	case errors.As(err, &op) && op.Op == "dial":
 		return "no connection"
 	}
 	return "other"
+}
+
+// kindOfTLS names what is wrong with vLLM's TLS, "" if it is something else.
+func kindOfTLS(err error) string {
+	var authority x509.UnknownAuthorityError
+	var roots x509.SystemRootsError
+	var name x509.HostnameError
+	var verification *tls.CertificateVerificationError
+	var record tls.RecordHeaderError
+	var op *net.OpError
+	switch {
+	case errors.As(err, &authority), errors.As(err, &roots):
+		return notTrusted
+	case errors.As(err, &name):
+		return otherName
+	case errors.As(err, &verification):
+		return badCert
+	case errors.Is(err, http.ErrSchemeMismatch), errors.As(err, &record):
+		return notTLS
+	case errors.As(err, &op) && op.Op == "remote error": // an alert of vLLM's
+		return tlsRefused
+	}
+	return ""
 }
 
 // report logs and counts an exchange when it is over.

@@ -30,6 +30,7 @@ const (
 // restarted. It asks only for /version and /metrics, and nothing any more once it knows. It is safe for concurrent use.
 type upstream struct {
 	base       *url.URL
+	name       string // for people
 	key        string
 	transport  http.RoundTripper
 	reader     *metrics.Reader
@@ -48,8 +49,8 @@ type upstream struct {
 	judged  bool   // an answer told whether they have
 }
 
-func newUpstream(base *url.URL, key string, t http.RoundTripper, reader *metrics.Reader, c *metrics.Collectors, log *slog.Logger) *upstream {
-	return &upstream{base: base, key: key, transport: t, reader: reader, collectors: c, log: log, wake: make(chan struct{}, 1)}
+func newUpstream(base *url.URL, name, key string, t http.RoundTripper, reader *metrics.Reader, c *metrics.Collectors, log *slog.Logger) *upstream {
+	return &upstream{base: base, name: name, key: key, transport: t, reader: reader, collectors: c, log: log, wake: make(chan struct{}, 1)}
 }
 
 // run learns whenever it has to, until ctx ends.
@@ -106,7 +107,11 @@ func (u *upstream) learn(ctx context.Context) bool {
 	u.collectors.SetUpstreamUp(err == nil)
 	if err != nil {
 		if ctx.Err() == nil || ctx.Err() == context.DeadlineExceeded {
-			u.say("vLLM does not answer yet; requests get status 502 until it does", "error", err)
+			msg := "vLLM does not answer yet; requests get status 502 until it does"
+			if kind := kindOf(err); remedies[kind] != "" { // it will not get well by itself
+				msg = "vLLM cannot be reached (" + kind + "); requests get status 502. " + remedies[kind]
+			}
+			u.say(msg, "error", err)
 		}
 		return false
 	}
@@ -191,7 +196,7 @@ func (u *upstream) say(msg string, args ...any) {
 	u.said = msg
 	u.mu.Unlock()
 	if !again {
-		u.log.Info(msg, append([]any{"upstream", u.base.Redacted()}, args...)...)
+		u.log.Info(msg, append([]any{"upstream", u.name}, args...)...)
 	}
 }
 

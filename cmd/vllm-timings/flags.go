@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -139,10 +140,13 @@ func parseListen(s string) (host string, port int, err error) {
 	return host, port, nil
 }
 
-// parseUpstream reads the address of vLLM.
+// parseUpstream reads the address of vLLM. A unix socket is the path of a URL with that scheme.
 func parseUpstream(s string) (*url.URL, error) {
 	if s == "" {
 		return nil, errors.New("is empty: write http://127.0.0.1:8000")
+	}
+	if scheme, path, _ := strings.Cut(s, ":"); strings.EqualFold(scheme, "unix") {
+		return parseSocket(path)
 	}
 	if !strings.Contains(s, "://") {
 		return nil, fmt.Errorf("%q has no scheme: write http://%s", s, strings.TrimLeft(s, "/"))
@@ -157,7 +161,7 @@ func parseUpstream(s string) (*url.URL, error) {
 		}
 		return nil, fmt.Errorf("is no URL: %w", err)
 	case u.Scheme != "http" && u.Scheme != "https":
-		return nil, fmt.Errorf("%q: the scheme must be http or https", u.Redacted())
+		return nil, fmt.Errorf("%q: the scheme must be http, https or unix", u.Redacted())
 	case u.Hostname() == "":
 		return nil, fmt.Errorf("%q has no host", u.Redacted())
 	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
@@ -169,6 +173,69 @@ func parseUpstream(s string) (*url.URL, error) {
 		}
 	}
 	return u, nil
+}
+
+// parseSocket reads what follows unix: as it stands. What a URL would escape may be in a path.
+func parseSocket(s string) (*url.URL, error) {
+	path, ok := strings.CutPrefix(s, "//")
+	if !ok || !strings.HasPrefix(path, "/") || strings.HasSuffix(path, "/") {
+		return nil, errors.New("needs the absolute path of a socket behind unix://: write unix:///run/vllm.sock")
+	}
+	return &url.URL{Scheme: "unix", Path: path}, nil
+}
+
+// readFile reads a file that a flag names.
+func readFile(name string) ([]byte, error) {
+	text, err := os.ReadFile(name)
+	var pathErr *os.PathError
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil, fmt.Errorf("there is no file %s", name)
+	case errors.As(err, &pathErr):
+		return nil, fmt.Errorf("%s cannot be read: %w", name, pathErr.Err)
+	}
+	return text, err
+}
+
+// readCAs returns the system's certificate authorities and those in a file.
+func readCAs(name string) (*x509.CertPool, error) {
+	text, err := readFile(name)
+	if err != nil {
+		return nil, err
+	}
+	pool, err := x509.SystemCertPool()
+	if err != nil {
+		return nil, fmt.Errorf("the system's certificates cannot be read: %w", err)
+	}
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("%s has no certificate in PEM form, which begins with -----BEGIN CERTIFICATE-----", name)
+	}
+	return pool, nil
+}
+
+// parseKey reads a key. No error has any of it.
+func parseKey(s string) (string, error) {
+	key := strings.TrimSpace(s)
+	if strings.ContainsFunc(key, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
+		return "", errors.New("a key has no spaces and no line ends")
+	}
+	return key, nil
+}
+
+// readKey reads the key in a file.
+func readKey(name string) (string, error) {
+	text, err := readFile(name)
+	if err != nil {
+		return "", err
+	}
+	key, err := parseKey(string(text))
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("%s must have one key and nothing else: %w", name, err)
+	case key == "":
+		return "", fmt.Errorf("%s has no key in it", name)
+	}
+	return key, nil
 }
 
 // isSelf reports whether the upstream is the very address that is served: each request would go round for ever.

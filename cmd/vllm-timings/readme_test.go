@@ -102,7 +102,7 @@ func TestREADMEMetrics(t *testing.T) {
 	sim := startSim(t)
 	p := start(t, "--listen", "127.0.0.1:0", "--upstream", sim.URL)
 	p.log.await(t, "found vLLM")
-	askForTimings(t, p)
+	ask(t, p)
 	p.log.await(t, "predicted_n=5")
 	resp, err := client.Get(p.url + "/-/metrics")
 	if err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -30,22 +31,27 @@ const (
 
 // serveCmd has a row for each of its flags in README.md. The texts are read by complete.
 type serveCmd struct {
-	Listen          string `default:"127.0.0.1:8010" placeholder:"ADDR" help:"Address to serve at, host:port, or :port for all interfaces. Default ${default}."`
-	Upstream        string `default:"http://127.0.0.1:8000" placeholder:"URL" help:"Address of vLLM, which need not run yet. Default ${default}."`
-	Sources         string `default:"upstream,native,window,observed" placeholder:"LIST" help:"Where numbers may come from, in order; the first that has exact ones is taken. Default ${default}."`
-	MetricsDeadline string `default:"250ms" placeholder:"TIME" help:"How long the end of an answer may wait for vLLM's /metrics. Default ${default}."`
-	KeepMetrics     toggle `default:"false" help:"Leave vLLM's own metrics in answers beside timings. Not with llama-swap, which shows wrong speeds then."`
-	Usage           string `default:"auto" placeholder:"WHEN" help:"auto: hide the usage that the client did not ask for. always: never hide it, for a vLLM with --enable-force-include-usage. Default ${default}."`
-	MaxRequestBytes string `default:"67108864" placeholder:"N" help:"Longer request bodies stream through unedited. Default ${default} (64 MiB)."`
-	MaxEventBytes   string `default:"16777216" placeholder:"N" help:"Longer events and answers pass through unedited. Default and least ${default} (16 MiB)."`
-	DrainTimeout    string `default:"30s" placeholder:"TIME" help:"How long answers in flight may take to end after SIGTERM or SIGINT. Default ${default}."`
-	LogLevel        string `default:"info" placeholder:"LEVEL" help:"debug, info, warn or error. Default ${default}."`
-	LogFormat       string `default:"text" placeholder:"FORMAT" help:"text or json. Default ${default}."`
+	Listen             string `default:"127.0.0.1:8010" placeholder:"ADDR" help:"Address to serve at, host:port, or :port for all interfaces. Default ${default}."`
+	Upstream           string `default:"http://127.0.0.1:8000" placeholder:"URL" help:"Address of vLLM, which need not run yet. unix:///run/vllm.sock is a socket. Default ${default}."`
+	UpstreamCA         string `name:"upstream-ca" placeholder:"FILE" help:"Certificates (PEM) to trust besides the system's, for an upstream with https."`
+	UpstreamAPIKey     string `name:"upstream-api-key" placeholder:"KEY" help:"Key for the readings of /version and /metrics, where they need one. Clients send their own. Others on this machine may see it here: better use the variable or the file."`
+	UpstreamAPIKeyFile string `name:"upstream-api-key-file" placeholder:"FILE" help:"File with that key."`
+	Sources            string `default:"upstream,native,window,observed" placeholder:"LIST" help:"Where numbers may come from, in order; the first that has exact ones is taken. Default ${default}."`
+	MetricsDeadline    string `default:"250ms" placeholder:"TIME" help:"How long the end of an answer may wait for vLLM's /metrics. Default ${default}."`
+	KeepMetrics        toggle `default:"false" help:"Leave vLLM's own metrics in answers beside timings. Not with llama-swap, which shows wrong speeds then."`
+	Usage              string `default:"auto" placeholder:"WHEN" help:"auto: hide the usage that the client did not ask for. always: never hide it, for a vLLM with --enable-force-include-usage. Default ${default}."`
+	MaxRequestBytes    string `default:"67108864" placeholder:"N" help:"Longer request bodies stream through unedited. Default ${default} (64 MiB)."`
+	MaxEventBytes      string `default:"16777216" placeholder:"N" help:"Longer events and answers pass through unedited. Default and least ${default} (16 MiB)."`
+	DrainTimeout       string `default:"30s" placeholder:"TIME" help:"How long answers in flight may take to end after SIGTERM or SIGINT. Default ${default}."`
+	LogLevel           string `default:"info" placeholder:"LEVEL" help:"debug, info, warn or error. Default ${default}."`
+	LogFormat          string `default:"text" placeholder:"FORMAT" help:"text or json. Default ${default}."`
 }
 
 // settings are the flags as values that can be used.
 type settings struct {
-	upstream    *url.URL
+	upstream    *url.URL // its scheme may be unix
+	cas         *x509.CertPool
+	key         string
 	sources     timings.Sources
 	deadline    time.Duration
 	keepMetrics bool
@@ -69,6 +75,7 @@ func (c *serveCmd) complete() (settings, error) {
 	if err == nil && listenOK && isSelf(s.upstream, host, port) {
 		wrong.add("upstream", c.Upstream, fmt.Errorf("%s is what --listen %s serves: each request would come back for ever. Give vLLM's address, or another port to --listen", s.upstream.Redacted(), c.Listen))
 	}
+	c.completeAccess(&s, &wrong)
 	s.sources, err = timings.ParseSources(c.Sources)
 	wrong.add("sources", c.Sources, err)
 	s.deadline, err = parseDuration(c.MetricsDeadline, time.Millisecond)
@@ -91,6 +98,29 @@ func (c *serveCmd) complete() (settings, error) {
 	wrong.add("log-format", c.LogFormat, err)
 	s.logJSON = format == "json"
 	return s, wrong.err()
+}
+
+// completeAccess reads what may be needed to talk to the upstream besides its address.
+func (c *serveCmd) completeAccess(s *settings, wrong *problems) {
+	var err error
+	if c.UpstreamCA != "" {
+		s.cas, err = readCAs(c.UpstreamCA)
+		if err == nil && s.upstream != nil && s.upstream.Scheme != "https" {
+			err = fmt.Errorf("the upstream %s has no TLS: begin it with https://, or leave this out", s.upstream.Redacted())
+		}
+		wrong.add("upstream-ca", c.UpstreamCA, err)
+	}
+	s.key, err = parseKey(c.UpstreamAPIKey)
+	wrong.add("upstream-api-key", c.UpstreamAPIKey, err)
+	switch {
+	case c.UpstreamAPIKeyFile == "":
+		return
+	case c.UpstreamAPIKey != "":
+		err = errors.New("there is --upstream-api-key too: give one of them")
+	default:
+		s.key, err = readKey(c.UpstreamAPIKeyFile)
+	}
+	wrong.add("upstream-api-key-file", c.UpstreamAPIKeyFile, err)
 }
 
 // check implements checker.
@@ -122,8 +152,15 @@ func (c *serveCmd) Run(e *env) error {
 	}
 	log := s.logger(e.stderr)
 	v := buildVersion()
+	upstream, socket := s.upstream, ""
+	if upstream.Scheme == "unix" {
+		upstream, socket = &url.URL{Scheme: "http", Host: "localhost"}, upstream.Path
+	}
 	p, err := proxy.New(proxy.Config{
-		Upstream:    s.upstream,
+		Upstream:    upstream,
+		Socket:      socket,
+		RootCAs:     s.cas,
+		Key:         s.key,
 		Sources:     s.sources,
 		Deadline:    s.deadline,
 		KeepMetrics: s.keepMetrics,
