@@ -247,9 +247,6 @@ func TestEarlyMetrics(t *testing.T) {
 			if !a.exact() {
 				t.Errorf("recorded %v late: said to be an estimate: %s", late, a.timings.Raw)
 			}
-			if a.took > DefaultDeadline+100*time.Millisecond {
-				t.Errorf("took %v", a.took)
-			}
 		}
 	}
 }

@@ -48,6 +48,7 @@ func newRig(t testing.TB, upstream string, change ...func(*Config)) *rig {
 		Upstream:   base,
 		Collectors: metrics.NewCollectors(r.reg, metrics.Build{}),
 		Log:        slog.New(slog.NewJSONHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Deadline:   3 * time.Second, // few tests are about it, and a busy machine may take longer than the default
 	}
 	for _, f := range change {
 		f(&cfg)
