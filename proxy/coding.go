@@ -32,13 +32,27 @@ func codingOf(resp *http.Response) coding {
 	case "deflate":
 		c = deflateCoding
 	}
-	for part := range strings.SplitSeq(strings.ToLower(resp.Request.Header.Get("Accept-Encoding")), ",") {
-		name, weight, _ := strings.Cut(strings.ReplaceAll(part, " ", ""), ";")
-		if (name == "identity" || name == "*") && strings.Trim(strings.TrimPrefix(weight, "q="), "0.") == "" && weight != "" {
-			return otherCoding
-		}
+	if !takesIdentity(resp.Request.Header.Values("Accept-Encoding")) {
+		return otherCoding
 	}
 	return c
+}
+
+// takesIdentity reports whether a client takes an answer without coding, which it does unless it says otherwise (RFC 9110,
+// section 12.5.3).
+func takesIdentity(accept []string) bool {
+	takes := true
+	for part := range strings.SplitSeq(strings.ToLower(strings.Join(accept, ",")), ",") {
+		name, weight, _ := strings.Cut(strings.ReplaceAll(part, " ", ""), ";")
+		zero := weight != "" && strings.Trim(strings.TrimPrefix(weight, "q="), "0.") == ""
+		switch name {
+		case "identity":
+			return !zero
+		case "*":
+			takes = !zero
+		}
+	}
+	return takes
 }
 
 // decode returns what body holds without its coding. It reads when it is read.
@@ -61,7 +75,15 @@ func (d *decoder) Read(p []byte) (int, error) {
 			return 0, err
 		}
 	}
-	return d.plain.Read(p)
+	n, err := d.plain.Read(p)
+	if err == io.EOF {
+		// The body's end is behind that of what it holds: there it may break off, and has its trailers, and not before it
+		// can its connection be used again.
+		if _, broken := io.Copy(io.Discard, d.body); broken != nil {
+			err = broken
+		}
+	}
+	return n, err
 }
 
 // open reads the coding's header. What HTTP calls deflate is in zlib's format (RFC 9110, section 8.4.1.2), but some
@@ -73,7 +95,10 @@ func (d *decoder) open() (err error) {
 		return err
 	}
 	head, err := buffered.Peek(2)
-	if err != nil {
+	switch {
+	case err == io.EOF && len(head) > 0:
+		return io.ErrUnexpectedEOF
+	case err != nil:
 		return err
 	}
 	if head[0]&0x0f == 8 && (int(head[0])<<8|int(head[1]))%31 == 0 {

@@ -90,6 +90,8 @@ func (ex *exchange) responsesFacts(o *object) (f facts) {
 		f.token, f.finish, f.last = true, true, f.usage
 	case kind == "response.failed" || kind == "error":
 		f.failed = true
+	case kind == "response.output_item.added":
+		f.token = o.result("item").Get("type").Str == "function_call" // its name is generated
 	case strings.HasSuffix(kind, ".delta"):
 		f.token = true
 	}

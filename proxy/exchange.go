@@ -87,9 +87,10 @@ func (ex *exchange) readUsage(u, m gjson.Result) bool {
 		return false
 	}
 	cached := number("prompt_tokens_details.cached_tokens", "input_tokens_details.cached_tokens")
-	if read := number("cache_read_input_tokens"); read.Known {
-		// Anthropic's input_tokens are neither those read from the cache nor those written to it.
-		prompt.Value += read.Value + number("cache_creation_input_tokens").Value
+	// Anthropic's input_tokens are neither those read from the cache nor those written to it. vLLM tells each if it knows it.
+	read := number("cache_read_input_tokens")
+	prompt.Value += read.Value + number("cache_creation_input_tokens").Value
+	if read.Known {
 		cached = read
 	}
 	if !cached.Known && ex.usage.Known {

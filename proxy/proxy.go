@@ -236,6 +236,9 @@ func (p *Proxy) generate(e endpoint, w http.ResponseWriter, r *http.Request) {
 		return
 	case rest != nil:
 		ex.unedited("request_too_large")
+		if r.ContentLength < 0 {
+			r.Header.Del("Expect") // some of the body is here, the client has had its go-ahead
+		}
 		r.Body = rest
 	default:
 		ex.plan, body = planRequest(e, body, p.usageAlways, p.upstream.quirks())
@@ -332,9 +335,9 @@ func (p *Proxy) answerBegan(resp *http.Response) error {
 	return nil
 }
 
-// bufferSize is that of the buffer that each open answer has. A read gives what the Transport has buffered, up to 4 KiB,
-// behind the beginning of an event that came before. It is a size that Go's allocator rounds up to.
-const bufferSize = 32 << 10
+// bufferSize is that of the buffer that each open answer has. A fast stream fills it, and a smaller one costs it more
+// system calls; a slow one touches only its first page. docs/performance.md has what was measured.
+const bufferSize = 8 << 10
 
 // bufferPool implements httputil.BufferPool.
 type bufferPool struct{ pool sync.Pool }

@@ -6,13 +6,18 @@ import "slices"
 // its tokens. It is for an answer that several engine requests made, or that came earlier, so that there is no moment
 // at which it was recorded.
 func (l *Ledger) Span(f *Finished, requests int) (Share, bool) {
-	// The baseline is the last reading before f was sent, or the first after it, which is made beside sending it.
+	// The baseline is the last reading before f was sent, or the first after it, which is made beside sending it: unless f,
+	// or a part of it, may have finished by then, and another request with as many tokens stand for it.
 	first := slices.IndexFunc(l.history, func(r Reading) bool { return r.Ended.After(f.Sent) })
+	if first < 1 {
+		return Share{}, false
+	}
+	last := len(l.history) - 1
 	for _, i := range []int{first - 1, first} {
-		if i < 0 {
+		if between, ok := l.between(first-1, i); !ok || between.mayHold(f, requests) {
 			continue
 		}
-		sum, ok := l.since(i)
+		sum, ok := l.between(i, last)
 		if !ok || sum.Requests != requests || sum.Prompt != f.Prompt || sum.Generation != f.Completion {
 			continue
 		}
@@ -25,9 +30,21 @@ func (l *Ledger) Span(f *Finished, requests int) (Share, bool) {
 	return Share{}, false
 }
 
-// since returns what finished in all series since reading i of the history.
-func (l *Ledger) since(i int) (sum Totals, ok bool) {
-	before, last := &l.history[i], &l.history[len(l.history)-1]
+// mayHold reports whether f may be among the requests that t is the sum of.
+func (t Totals) mayHold(f *Finished, requests int) bool {
+	others := t.Requests - requests
+	switch {
+	case requests > 1:
+		return t.Requests > 0 // any may be one of f's
+	case others == 0:
+		return t.Prompt == f.Prompt && t.Generation == f.Completion
+	}
+	return others > 0 && t.Prompt-f.Prompt >= others && t.Generation >= f.Completion
+}
+
+// between returns what finished in all series between two readings of the history.
+func (l *Ledger) between(from, to int) (sum Totals, ok bool) {
+	before, last := &l.history[from], &l.history[to]
 	for j, s := range last.Series {
 		b, known := before.series(s.Key)
 		if !known || s.Torn || b.Torn {
