@@ -228,20 +228,21 @@ func TestCodedStreamBreaks(t *testing.T) {
 	}
 }
 
-// TestCodedConnection: the connection of an answer in a coding is used again.
+// TestCodedConnection: the connection of an answer in a coding is used again. (A stream has one of its own.)
 func TestCodedConnection(t *testing.T) {
+	const plain = `{"choices":[{}],"usage":{"prompt_tokens":3}}`
 	for kind, c := range codings {
 		from := map[string]bool{}
 		m := startMeter(t, func(w http.ResponseWriter, r *http.Request) {
 			from[r.RemoteAddr] = true
 			w.Header().Set("Content-Encoding", c.name)
-			w.Header().Set("Content-Type", "text/event-stream")
+			w.Header().Set("Content-Type", "application/json")
 			_ = http.NewResponseController(w).Flush() // so that its length is not told
-			_, _ = io.WriteString(w, coded(c.on, tokenEvent+finishEvent+doneEvent))
+			_, _ = io.WriteString(w, coded(c.on, plain))
 		})
 		r := m.rig(t)
 		for range 5 { // one after the other
-			if a := r.send(http.MethodPost, string(chat), `{"messages":[],"stream":true}`); a.body != tokenEvent+finishEvent+doneEvent {
+			if a := r.send(http.MethodPost, string(chat), `{"messages":[]}`); a.status != http.StatusOK || a.body != coded(c.on, plain) {
 				t.Errorf("%s: %q", kind, a.body)
 			}
 		}

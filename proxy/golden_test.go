@@ -49,6 +49,7 @@ func newTestProxy(t testing.TB, cfg Config, rt http.RoundTripper) *Proxy {
 	p.wg.Wait()
 	if rt != nil {
 		p.transport.RegisterProtocol("http", rt)
+		p.edited.Transport = p.transport // not by connections of streams' own
 	}
 	if !p.upstream.learn(t.Context()) {
 		t.Fatal("the upstream was not learned")

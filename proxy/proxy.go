@@ -104,6 +104,9 @@ type Proxy struct {
 	draining    atomic.Bool
 
 	background background
+	open       open               // requests
+	running    context.Context    // ends with Cut
+	cut        context.CancelFunc // ends running
 
 	inFlight atomic.Int64  // requests that are with vLLM
 	sent     atomic.Uint64 // requests that were ever sent to it
@@ -152,6 +155,7 @@ func New(cfg Config) (*Proxy, error) {
 	p.routes = p.router()
 	ctx, cancel := context.WithCancel(context.Background())
 	p.stop = cancel
+	p.running, p.cut = context.WithCancel(context.Background())
 	p.wg.Go(func() { p.upstream.run(ctx) })
 	return p, nil
 }
@@ -195,7 +199,7 @@ func newTransport(cfg Config) *http.Transport {
 func (p *Proxy) reverseProxy(flushInterval time.Duration, began func(*http.Response) error) *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
 		Rewrite:        p.rewrite,
-		Transport:      retrying{p.transport},
+		Transport:      direct{p.transport, retrying{p.transport}},
 		FlushInterval:  flushInterval,
 		ErrorLog:       slog.NewLogLogger(p.log.Handler(), slog.LevelDebug),
 		BufferPool:     &buffers,
@@ -204,8 +208,22 @@ func (p *Proxy) reverseProxy(flushInterval time.Duration, began func(*http.Respo
 	}
 }
 
+// Open returns how many requests have not been answered to the end.
+func (p *Proxy) Open() int { return p.open.count() }
+
+// Wait waits until there is no such request, or ctx ends. An http.Server's Shutdown does not know of those that are
+// streamed or upgraded.
+func (p *Proxy) Wait(ctx context.Context) error { return p.open.wait(ctx) }
+
+// Cut breaks off the answers that are streamed.
+func (p *Proxy) Cut() { p.cut() }
+
 // ServeHTTP implements http.Handler.
-func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.routes.ServeHTTP(w, r) }
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	p.open.add(1)
+	defer p.open.add(-1)
+	p.routes.ServeHTTP(w, r)
+}
 
 func (p *Proxy) router() http.Handler {
 	r := chi.NewRouter()
@@ -227,7 +245,12 @@ func (p *Proxy) router() http.Handler {
 // generate serves an endpoint whose answers get timings.
 func (p *Proxy) generate(e endpoint, w http.ResponseWriter, r *http.Request) {
 	ex := p.begin(e, r)
-	defer p.report(ex)
+	detached := false
+	defer func() {
+		if !detached {
+			p.report(ex)
+		}
+	}()
 	body, rest, err := readBody(r, p.maxRequest)
 	read := time.Now()
 	switch {
@@ -253,7 +276,9 @@ func (p *Proxy) generate(e endpoint, w http.ResponseWriter, r *http.Request) {
 		r.Header.Del("Expect") // the body is here, the client has had its go-ahead
 	}
 	ex.own = time.Since(read)
-	p.forward(ex, p.edited, w, r)
+	if detached = ex.known && p.detach(ex, w, r); !detached {
+		p.forward(ex, p.edited, w, r)
+	}
 }
 
 // retrieve serves a response that ran in the background.
@@ -337,7 +362,7 @@ func (p *Proxy) answerBegan(resp *http.Response) error {
 
 // bufferSize is that of the buffer that each open answer has. A fast stream fills it, and a smaller one costs it more
 // system calls; a slow one touches only its first page. docs/performance.md has what was measured.
-const bufferSize = 8 << 10
+const bufferSize = 4 << 10
 
 // bufferPool implements httputil.BufferPool.
 type bufferPool struct{ pool sync.Pool }

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -186,9 +185,8 @@ func (c *serveCmd) Run(e *env) error {
 func serve(ctx context.Context, listener net.Listener, p *proxy.Proxy, drain time.Duration, log *slog.Logger) error {
 	all, cut := context.WithCancel(context.Background())
 	defer cut()
-	requests := &requests{handler: p}
 	server := &http.Server{
-		Handler:           requests,
+		Handler:           p,
 		ReadHeaderTimeout: headerTimeout,
 		BaseContext:       func(net.Listener) context.Context { return all },
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
@@ -201,21 +199,22 @@ func serve(ctx context.Context, listener net.Listener, p *proxy.Proxy, drain tim
 	case <-ctx.Done():
 	}
 	p.Drain()
-	log.Info("stopping: answers in flight may end, a second signal ends them at once", "in_flight", requests.count(), "drain_timeout", drain.String())
+	log.Info("stopping: answers in flight may end, a second signal ends them at once", "in_flight", p.Open(), "drain_timeout", drain.String())
 	limit, cancel := context.WithTimeout(context.Background(), drain)
 	defer cancel()
 	// Shutdown refuses new connections at once and waits for all others but upgraded ones, of which it knows nothing.
 	err := server.Shutdown(limit)
 	if err == nil {
-		err = requests.wait(limit)
+		err = p.Wait(limit)
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		log.Warn("answers were cut off: they took longer than --drain-timeout", "in_flight", requests.count())
+		log.Warn("answers were cut off: they took longer than --drain-timeout", "in_flight", p.Open())
 		err = server.Close()
 		cut()
+		p.Cut()
 		limit, cancel := context.WithTimeout(context.Background(), cutTimeout)
 		defer cancel()
-		_ = requests.wait(limit)
+		_ = p.Wait(limit)
 	}
 	if served := <-failed; err == nil && !errors.Is(served, http.ErrServerClosed) {
 		err = served
@@ -224,53 +223,4 @@ func serve(ctx context.Context, listener net.Listener, p *proxy.Proxy, drain tim
 		log.Info("stopped")
 	}
 	return err
-}
-
-// requests is a handler that knows how many requests it has.
-type requests struct {
-	handler http.Handler
-
-	mu   sync.Mutex
-	n    int
-	none chan struct{} // closed when n gets 0; nil while nobody waits
-}
-
-// ServeHTTP implements http.Handler.
-func (r *requests) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	r.mu.Lock()
-	r.n++
-	r.mu.Unlock()
-	defer func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.n--; r.n == 0 && r.none != nil {
-			close(r.none)
-			r.none = nil
-		}
-	}()
-	r.handler.ServeHTTP(w, req)
-}
-
-func (r *requests) count() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.n
-}
-
-// wait waits until there is no request, or ctx ends. Only one caller may wait at a time.
-func (r *requests) wait(ctx context.Context) error {
-	r.mu.Lock()
-	if r.n == 0 {
-		r.mu.Unlock()
-		return nil
-	}
-	none := make(chan struct{})
-	r.none = none
-	r.mu.Unlock()
-	select {
-	case <-none:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

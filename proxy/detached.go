@@ -1,0 +1,189 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A stream is open for long, and while it is, net/http's server keeps for it what only the beginning of a request needs:
+// three buffers, a goroutine with the deep stack of a whole request, the request itself. So a streamed answer takes its
+// connection from the server and goes on in a goroutine of its own, with a ResponseWriter that has no buffer at all: what
+// the proxy writes is what it wants to be sent. docs/performance.md has what that saves. The client is told that the
+// connection ends with the answer.
+
+// detach lets the answer to r go on without net/http's server, if it can. The handler must return then.
+func (p *Proxy) detach(ex *exchange, w http.ResponseWriter, r *http.Request) bool {
+	if !ex.stream || !ex.single || r.ProtoMajor != 1 || r.ProtoMinor != 1 {
+		return false
+	}
+	conn, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return false // a test's, or HTTP/2
+	}
+	_ = conn.SetDeadline(time.Time{})
+	pipelined := buffered.Reader.Buffered() > 0
+	ctx, leave := context.WithCancel(context.WithoutCancel(r.Context()))
+	stop := context.AfterFunc(p.running, leave)
+	ex.ctx = ctx
+	p.open.add(1)
+	go func() {
+		defer p.open.add(-1)
+		defer stop()
+		defer leave()
+		out := &detached{conn: conn, header: http.Header{}}
+		if !pipelined {
+			go watch(conn, leave)
+		}
+		defer func() { _ = conn.Close() }() // after the report: it would look like a client that left
+		defer p.report(ex)
+		defer p.caught()
+		p.forward(ex, p.edited, out, r.WithContext(ctx))
+		out.end()
+	}()
+	return true
+}
+
+// watch calls leave when the client has left. As to net/http's server, a client that sends no more has. One that sends its
+// next request already is there, and will have to send it again.
+func watch(conn net.Conn, leave func()) {
+	var b [1]byte
+	if n, err := conn.Read(b[:]); n == 0 && err != nil {
+		leave()
+	}
+}
+
+// caught keeps a panic from ending the process, as net/http's server does. An answer that broke off has no end, which
+// ReverseProxy has happen by a panic too.
+func (p *Proxy) caught() {
+	if err := recover(); err != nil && err != http.ErrAbortHandler {
+		p.log.Error("panic while an answer was passed on", "panic", fmt.Sprint(err), "stack", string(debug.Stack()))
+	}
+}
+
+// detached is an http.ResponseWriter on a connection of its own.
+type detached struct {
+	conn    net.Conn
+	header  http.Header
+	head    []byte // to be sent
+	began   bool
+	chunked bool
+	err     error
+
+	size   [20]byte
+	pieces [4][]byte
+	vector net.Buffers
+}
+
+func (d *detached) Header() http.Header { return d.header }
+
+// WriteHeader makes the head of the answer, and sends that of an interim one.
+func (d *detached) WriteHeader(status int) {
+	if d.began {
+		return
+	}
+	interim := status >= 100 && status <= 199 && status != http.StatusSwitchingProtocols
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "HTTP/1.1 %03d %s\r\n", status, http.StatusText(status))
+	if !interim {
+		d.began = true
+		if d.header.Get("Date") == "" {
+			d.header.Set("Date", time.Now().UTC().Format(http.TimeFormat))
+		}
+		d.chunked = d.header.Get("Content-Length") == "" && status != http.StatusNoContent && status != http.StatusNotModified
+	}
+	_ = d.header.WriteSubset(&b, map[string]bool{"Connection": true, "Transfer-Encoding": true})
+	if d.chunked {
+		b.WriteString("Transfer-Encoding: chunked\r\n")
+	}
+	if !interim {
+		b.WriteString("Connection: close\r\n")
+	}
+	b.WriteString("\r\n")
+	d.head = append(d.head, b.Bytes()...)
+	if interim {
+		d.send(nil)
+	}
+}
+
+// Write sends p at once, and the head if it has not been sent.
+func (d *detached) Write(p []byte) (int, error) {
+	if !d.began {
+		d.WriteHeader(http.StatusOK)
+	}
+	if len(p) == 0 {
+		return 0, d.err
+	}
+	if d.send(p); d.err != nil {
+		return 0, d.err
+	}
+	return len(p), nil
+}
+
+// Flush sends the head if it has not been sent; nothing else waits.
+func (d *detached) Flush() {
+	if !d.began {
+		d.WriteHeader(http.StatusOK)
+	}
+	if len(d.head) > 0 {
+		d.send(nil)
+	}
+}
+
+var crlf = []byte("\r\n")
+
+// send sends the head, if it waits, and p as a piece of the body, in one system call.
+func (d *detached) send(p []byte) {
+	if d.err != nil {
+		return
+	}
+	pieces := d.pieces[:0]
+	if len(d.head) > 0 {
+		pieces = append(pieces, d.head)
+	}
+	switch {
+	case len(p) == 0:
+	case d.chunked:
+		size := append(strconv.AppendInt(d.size[:0], int64(len(p)), 16), crlf...)
+		pieces = append(pieces, size, p, crlf)
+	default:
+		pieces = append(pieces, p)
+	}
+	d.vector = pieces
+	_, d.err = d.vector.WriteTo(d.conn)
+	clear(d.pieces[:])
+	d.head = nil
+}
+
+// end sends the end of the body, with trailers: those that were announced, and those that could not be.
+func (d *detached) end() {
+	d.Flush()
+	if !d.chunked || d.err != nil {
+		return
+	}
+	var b bytes.Buffer
+	b.WriteString("0\r\n")
+	trailer := http.Header{}
+	for _, names := range d.header["Trailer"] {
+		for name := range strings.SplitSeq(names, ",") {
+			name = http.CanonicalHeaderKey(strings.TrimSpace(name))
+			if values, ok := d.header[name]; ok {
+				trailer[name] = values
+			}
+		}
+	}
+	for name, values := range d.header {
+		if plain, ok := strings.CutPrefix(name, http.TrailerPrefix); ok {
+			trailer[http.CanonicalHeaderKey(plain)] = values
+		}
+	}
+	_ = trailer.Write(&b)
+	b.WriteString("\r\n")
+	_, d.err = d.conn.Write(b.Bytes())
+}

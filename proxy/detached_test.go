@@ -1,0 +1,180 @@
+package proxy
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// raw sends a request over a connection of its own and returns all bytes that come until it is closed.
+func raw(t *testing.T, url, version, headers, body string) string {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "POST %s HTTP/%s\r\nHost: x\r\nContent-Type: application/json\r\n%sContent-Length: %d\r\n\r\n%s", chat, version, headers, len(body), body)
+	_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	all, err := io.ReadAll(conn)
+	if err != nil {
+		t.Fatalf("after %q: %v", all, err)
+	}
+	return string(all)
+}
+
+const streamed = `{"messages":[],"stream":true,"stream_options":{"include_usage":true}}`
+
+// What a client gets of a streamed answer that has left net/http's server, byte for byte.
+func TestDetachedBytes(t *testing.T) {
+	const date = "Sun, 29 Nov 2026 14:31:59 GMT"
+	for name, tt := range map[string]struct {
+		answer http.HandlerFunc
+		want   string
+	}{
+		"chunks, as they come": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			w.Header()["X-Twice"] = []string{"a", "b"}
+			_, _ = io.WriteString(w, "data: a\n\n")
+		}, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nDate: " + date + "\r\nX-Twice: a\r\nX-Twice: b\r\n" +
+			"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n9\r\ndata: a\n\n\r\n0\r\n\r\n"},
+		"an error with its length": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Content-Length", "2")
+			w.WriteHeader(http.StatusBadRequest)
+			_, _ = io.WriteString(w, "{}")
+		}, "HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\nContent-Type: application/json\r\nDate: " + date + "\r\nConnection: close\r\n\r\n{}"},
+		"nothing": {func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusNoContent)
+		}, "HTTP/1.1 204 No Content\r\nDate: " + date + "\r\nConnection: close\r\n\r\n"},
+		"trailers": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/plain")
+			w.Header().Set("Trailer", "X-Sum")
+			_, _ = io.WriteString(w, "a")
+			w.Header().Set("X-Sum", "1")
+			w.Header().Set(http.TrailerPrefix+"X-Late", "2")
+		}, "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nDate: " + date + "\r\nTrailer: X-Sum\r\n" +
+			"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n1\r\na\r\n0\r\nX-Late: 2\r\nX-Sum: 1\r\n\r\n"},
+		"an interim answer": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Link", "</a>")
+			w.WriteHeader(http.StatusEarlyHints)
+			w.Header().Del("Link")
+			w.Header().Set("Content-Length", "1")
+			_, _ = io.WriteString(w, "a")
+		}, "HTTP/1.1 103 Early Hints\r\nDate: " + date + "\r\nLink: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Type: text/plain; charset=utf-8\r\nDate: " + date + "\r\nConnection: close\r\n\r\na"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+				if notAVLLM(w, r) {
+					return
+				}
+				_, _ = io.Copy(io.Discard, r.Body)
+				w.Header().Set("Date", date)
+				tt.answer(w, r)
+			})
+			r := newRig(t, up.URL)
+			r.learned()
+			if diff := cmp.Diff(tt.want, raw(t, r.url, "1.1", "", streamed)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// A client that does not know chunks gets none, and what is not streamed stays with the server and its connection.
+func TestNotDetached(t *testing.T) {
+	up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if notAVLLM(w, r) {
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: a\n\n")
+	})
+	r := newRig(t, up.URL)
+	r.learned()
+	if got := raw(t, r.url, "1.0", "", streamed); !strings.HasPrefix(got, "HTTP/1.0 200 OK\r\n") || !strings.HasSuffix(got, "\r\n\r\ndata: a\n\n") {
+		t.Errorf("%q", got)
+	}
+	resp, err := r.http.Post(r.url+string(chat), "application/json", strings.NewReader(`{"messages":[]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.Close {
+		t.Error("the connection of an answer that comes whole is closed")
+	}
+}
+
+// An answer that breaks off has no end, and one whose next request is there already is not cut.
+func TestDetachedEnds(t *testing.T) {
+	up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if notAVLLM(w, r) {
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: a\n\n")
+		if r.Header.Get("X-Break") != "" {
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		}
+	})
+	r := newRig(t, up.URL)
+	r.learned()
+	if got := raw(t, r.url, "1.1", "X-Break: 1\r\n", streamed); !strings.HasSuffix(got, "9\r\ndata: a\n\n\r\n") {
+		t.Errorf("broken off: %q", got)
+	}
+	two := streamed + "POST " + string(chat) + " HTTP/1.1\r\nHost: x\r\n\r\n"
+	conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", chat, len(streamed), two)
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if body, err := io.ReadAll(resp.Body); err != nil || string(body) != "data: a\n\n" || !resp.Close {
+		t.Errorf("with another request behind it: %q, %v, close %v", body, err, resp.Close)
+	}
+}
+
+// Streams are counted until they end, and Cut ends them.
+func TestWaitAndCut(t *testing.T) {
+	g := newGate(t)
+	up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if notAVLLM(w, r) {
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: a\n\n")
+		_ = http.NewResponseController(w).Flush()
+		g.pass(r.Context())
+	})
+	r := newRig(t, up.URL)
+	r.learned()
+	if err := r.Wait(t.Context()); err != nil || r.Open() != 0 {
+		t.Errorf("%d open, %v", r.Open(), err)
+	}
+	l := r.start(string(chat), streamed)
+	l.until(t, "data: a")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := r.Wait(ctx); err != context.DeadlineExceeded || r.Open() != 1 {
+		t.Errorf("%d open, %v", r.Open(), err)
+	}
+	r.Drain()
+	r.Cut()
+	if err := r.Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+	r.wantMetric(0, "client_disconnects_total")
+}
