@@ -38,6 +38,7 @@ func (p *Proxy) detach(ex *exchange, w http.ResponseWriter, r *http.Request) boo
 		defer stop()
 		defer leave()
 		out := &detached{conn: conn, header: http.Header{}}
+		ex.out = out
 		if !pipelined {
 			go watch(conn, leave)
 		}
@@ -76,8 +77,12 @@ type detached struct {
 	chunked bool
 	err     error
 
+	more    func() bool // more to write is there already; nil if that is not known
+	waiting *[bigBuffer]byte
+	n       int // of waiting
+
 	size   [20]byte
-	pieces [4][]byte
+	pieces [5][]byte
 	vector net.Buffers
 }
 
@@ -112,7 +117,8 @@ func (d *detached) WriteHeader(status int) {
 	}
 }
 
-// Write sends p at once, and the head if it has not been sent.
+// Write sends p at once, and the head if it has not been sent. Where more is there already, p waits for it, but for nothing
+// else: see sendWaiting.
 func (d *detached) Write(p []byte) (int, error) {
 	if !d.began {
 		d.WriteHeader(http.StatusOK)
@@ -120,13 +126,28 @@ func (d *detached) Write(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, d.err
 	}
+	if d.more != nil && d.more() && d.n+len(p) <= bigBuffer {
+		if d.waiting == nil {
+			d.waiting = bigBuffers.Get().(*[bigBuffer]byte)
+		}
+		d.n += copy(d.waiting[d.n:], p)
+		return len(p), d.err
+	}
 	if d.send(p); d.err != nil {
 		return 0, d.err
 	}
 	return len(p), nil
 }
 
-// Flush sends the head if it has not been sent; nothing else waits.
+// sendWaiting sends what waited for more. It is called before anything that takes time: a read of what vLLM has not sent,
+// and a reading of its metrics.
+func (d *detached) sendWaiting() {
+	if d.n > 0 {
+		d.send(nil)
+	}
+}
+
+// Flush sends the head if it has not been sent. What waits does so for good reason.
 func (d *detached) Flush() {
 	if !d.began {
 		d.WriteHeader(http.StatusOK)
@@ -138,7 +159,7 @@ func (d *detached) Flush() {
 
 var crlf = []byte("\r\n")
 
-// send sends the head, if it waits, and p as a piece of the body, in one system call.
+// send sends the head, what waits, and p as a piece of the body, in one system call.
 func (d *detached) send(p []byte) {
 	if d.err != nil {
 		return
@@ -147,23 +168,34 @@ func (d *detached) send(p []byte) {
 	if len(d.head) > 0 {
 		pieces = append(pieces, d.head)
 	}
-	switch {
-	case len(p) == 0:
-	case d.chunked:
-		size := append(strconv.AppendInt(d.size[:0], int64(len(p)), 16), crlf...)
-		pieces = append(pieces, size, p, crlf)
-	default:
-		pieces = append(pieces, p)
+	if body := d.n + len(p); body > 0 {
+		if d.chunked {
+			pieces = append(pieces, append(strconv.AppendInt(d.size[:0], int64(body), 16), crlf...))
+		}
+		if d.n > 0 {
+			pieces = append(pieces, d.waiting[:d.n])
+		}
+		if len(p) > 0 {
+			pieces = append(pieces, p)
+		}
+		if d.chunked {
+			pieces = append(pieces, crlf)
+		}
 	}
 	d.vector = pieces
 	_, d.err = d.vector.WriteTo(d.conn)
 	clear(d.pieces[:])
 	d.head = nil
+	if d.waiting != nil {
+		bigBuffers.Put(d.waiting)
+		d.waiting, d.n = nil, 0
+	}
 }
 
 // end sends the end of the body, with trailers: those that were announced, and those that could not be.
 func (d *detached) end() {
 	d.Flush()
+	d.sendWaiting()
 	if !d.chunked || d.err != nil {
 		return
 	}

@@ -178,3 +178,43 @@ func TestWaitAndCut(t *testing.T) {
 	}
 	r.wantMetric(0, "client_disconnects_total")
 }
+
+// A stream without pauses comes in big pieces, whole and in order, and nothing of it waits while vLLM pauses.
+func TestBurstIsWholeAndAtOnce(t *testing.T) {
+	g := newGate(t)
+	var first, second strings.Builder
+	for i := range 20_000 {
+		b := &first
+		if i >= 10_000 {
+			b = &second
+		}
+		fmt.Fprintf(b, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"%d\"},\"finish_reason\":null}]}\n\n", i)
+	}
+	up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if notAVLLM(w, r) {
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		for event := range strings.SplitAfterSeq(first.String(), "\n\n") {
+			_, _ = io.WriteString(w, event)
+		}
+		_ = http.NewResponseController(w).Flush()
+		g.pass(r.Context())
+		_, _ = io.WriteString(w, second.String())
+	})
+	r := newRig(t, up.URL)
+	r.learned()
+	resp, err := r.http.Post(r.url+string(chat), "application/json", strings.NewReader(streamed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	got := make([]byte, first.Len())
+	if _, err := io.ReadFull(resp.Body, got); err != nil || string(got) != first.String() {
+		t.Fatalf("the first half, before vLLM goes on: %v", err)
+	}
+	g.open()
+	if rest, err := io.ReadAll(resp.Body); err != nil || string(rest) != second.String() {
+		t.Errorf("the second half: %d bytes, want %d, %v", len(rest), second.Len(), err)
+	}
+}

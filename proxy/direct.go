@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
+	"sync"
 )
 
 const (
@@ -42,7 +43,11 @@ func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	// A client that leaves is seen by vLLM at once.
 	release := context.AfterFunc(r.Context(), func() { _ = conn.Close() })
-	resp, err := ask(conn, r)
+	from := &reader{conn: conn}
+	if ex.out != nil {
+		from.out, ex.out.more = ex.out, from.more
+	}
+	resp, err := ask(from, r)
 	if err != nil {
 		release()
 		_ = conn.Close()
@@ -56,11 +61,11 @@ func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // ask sends a request and reads the head of its answer. Interim answers go to the trace, as Transport does it.
-func ask(conn net.Conn, r *http.Request) (*http.Response, error) {
-	if err := r.Write(conn); err != nil {
+func ask(from *reader, r *http.Request) (*http.Response, error) {
+	if err := r.Write(from.conn); err != nil {
 		return nil, err
 	}
-	reader := bufio.NewReaderSize(conn, readBuffer)
+	reader := bufio.NewReaderSize(from, readBuffer)
 	for {
 		resp, err := http.ReadResponse(reader, r)
 		if err != nil || resp.StatusCode > 199 || resp.StatusCode == http.StatusSwitchingProtocols {
@@ -75,6 +80,51 @@ func ask(conn net.Conn, r *http.Request) (*http.Response, error) {
 		}
 	}
 }
+
+// reader reads what vLLM sends. Where that is more than fits into the buffer of who reads, as in a stream without pauses, it
+// reads ahead, into a big buffer that it has only then.
+type reader struct {
+	conn     net.Conn
+	out      *detached // gets what waits for more before a read that may wait itself; nil if there is none
+	full     bool      // the last read filled its buffer
+	ahead    *[bigBuffer]byte
+	from, to int // of ahead, not read yet
+}
+
+func (r *reader) more() bool { return r.from < r.to }
+
+func (r *reader) Read(p []byte) (int, error) {
+	if r.more() {
+		return r.take(p), nil
+	}
+	if r.out != nil {
+		r.out.sendWaiting()
+	}
+	if !r.full {
+		n, err := r.conn.Read(p)
+		r.full = n == len(p)
+		return n, err
+	}
+	r.ahead = bigBuffers.Get().(*[bigBuffer]byte)
+	n, err := r.conn.Read(r.ahead[:])
+	r.from, r.to, r.full = 0, n, n > len(p)
+	return r.take(p), err
+}
+
+// take gives out what was read ahead, and the buffer back when it is empty.
+func (r *reader) take(p []byte) int {
+	n := copy(p, r.ahead[r.from:r.to])
+	if r.from += n; !r.more() {
+		bigBuffers.Put(r.ahead)
+		r.ahead = nil
+	}
+	return n
+}
+
+// bigBuffer is the size of the buffers that streams without pauses use, in bytes.
+const bigBuffer = 32 << 10
+
+var bigBuffers = sync.Pool{New: func() any { return new([bigBuffer]byte) }}
 
 // directBody closes the connection with the answer.
 type directBody struct {

@@ -21,6 +21,7 @@ type exchange struct {
 	method string
 	path   string
 	upload *upload     // the client's body, where it streams through
+	out    *detached   // where a streamed answer goes; nil while the server has it
 	body   *replayable // what is sent to vLLM; nil where the body streams through
 
 	start   time.Time     // the client's request was there, without its body
@@ -125,6 +126,9 @@ func (ex *exchange) readNative(m gjson.Result) {
 // the times of a stream's events tell, notBefore when it was surely not over yet, and seen when it was.
 func (ex *exchange) settle(observed timings.Phases, notBefore, seen time.Time) []byte {
 	defer func(began time.Time) { ex.own += time.Since(began) }(time.Now())
+	if ex.out != nil {
+		ex.out.sendWaiting()
+	}
 	switch {
 	case ex.upstreamTimings:
 		ex.figures = timings.Some(timings.Figures{Source: timings.Upstream})

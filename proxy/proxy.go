@@ -360,8 +360,8 @@ func (p *Proxy) answerBegan(resp *http.Response) error {
 	return nil
 }
 
-// bufferSize is that of the buffer that each open answer has. A fast stream fills it, and a smaller one costs it more
-// system calls; a slow one touches only its first page. docs/performance.md has what was measured.
+// bufferSize is that of the buffer that each open answer has. A read gives at most what the buffer before it has, 4 KiB, with
+// the beginning of an event that came before; streams without pauses have bigger ones: see reader and detached.
 const bufferSize = 4 << 10
 
 // bufferPool implements httputil.BufferPool.

@@ -141,7 +141,8 @@ func (p *Proxy) report(ex *exchange) {
 	} else if ex.failed != nil && !gone {
 		p.collectors.UpstreamError(kindOf(ex.failed))
 	}
-	p.collectors.RequestDone(string(ex.endpoint), ex.status)
+	// Last, so that who sees no request in flight finds all that there is to say of those that were.
+	defer p.collectors.RequestDone(string(ex.endpoint), ex.status)
 	if ex.endpoint != other {
 		p.collectors.ObserveOverhead(ex.own)
 		if ex.figures.Known {

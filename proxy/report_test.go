@@ -22,6 +22,7 @@ func TestLogLine(t *testing.T) {
 	r.warm()
 	const secret = "s3cret-pr0mpt"
 	for _, stream := range []bool{true, false} {
+		r.quiet()
 		before := len(r.log.requests(t, slog.LevelInfo))
 		a := r.send(http.MethodPost, string(chat)+"?key="+secret, chatRequest(stream, 7, secret), "Authorization", "Bearer "+secret, "Cookie", secret)
 		r.quiet()

@@ -119,6 +119,7 @@ func (s *stream) read(p []byte) int {
 		if whole := wholeEvents(b); whole > 0 {
 			s.tail = append(s.tail, b[whole:]...)
 			if b = b[:whole]; s.passes(b) {
+				s.out = nil // not needed for as long as this goes on
 				s.ex.complete = s.ex.complete || bytes.HasSuffix(b, lastEvent) && !s.ex.clientLeft()
 				return whole
 			}
