@@ -106,8 +106,12 @@ bench-short: ## the same, short: shows that it works, not a measurement
 e2e-env:
 	bash internal/e2e/vllm-env.sh
 
+.PHONY: e2e-clients
+e2e-clients:
+	bash internal/e2e/clients-env.sh
+
 .PHONY: e2e
-e2e: e2e-env ## tests with real vLLM (on the CPU) and real llama-swap
+e2e: e2e-env e2e-clients ## tests with real vLLM (on the CPU), real llama-swap and real clients
 	$(GO) test -tags e2e -count=1 -timeout 60m -v ./internal/e2e/...
 
 .PHONY: accuracy

@@ -119,14 +119,21 @@ func longPrompt(name string) string {
 	return name + strings.Repeat(" one two three four five six seven eight nine ten", 12)
 }
 
-// newRequest makes a chat or text completion of exactly n tokens; more is further members of the body.
+// newRequest makes a request for exactly n tokens at the endpoint of a kind: chat, text, responses or messages; more is
+// further members of the body.
 func newRequest(kind, model, prompt string, n int, more string) request {
 	if more != "" {
 		more = "," + more
 	}
-	common := fmt.Sprintf(`"max_tokens":%d,"temperature":0,"seed":1,"ignore_eos":true%s}`, n, more)
-	if kind == "chat" {
-		return request{"/v1/chat/completions", fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":%q}],`, model, prompt) + common}
+	common := fmt.Sprintf(`"temperature":0,"ignore_eos":true%s}`, more)
+	chat := fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":%q}],"max_tokens":%d,`, model, prompt, n)
+	switch kind {
+	case "chat":
+		return request{"/v1/chat/completions", chat + `"seed":1,` + common}
+	case "messages":
+		return request{"/v1/messages", chat + common}
+	case "responses":
+		return request{"/v1/responses", fmt.Sprintf(`{"model":%q,"input":%q,"max_output_tokens":%d,`, model, prompt, n) + common}
 	}
-	return request{"/v1/completions", fmt.Sprintf(`{"model":%q,"prompt":%q,`, model, prompt) + common}
+	return request{"/v1/completions", fmt.Sprintf(`{"model":%q,"prompt":%q,"max_tokens":%d,"seed":1,`, model, prompt, n) + common}
 }

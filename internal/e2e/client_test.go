@@ -68,12 +68,15 @@ func (a answer) documents() [][]byte {
 	return docs
 }
 
-// member returns the top-level member of the only document that has it as an object, and how many have it at all.
+// member returns the member of the only document that has it as an object, and how many have it at all. It is at the top
+// level, or in the response that the last event of the Responses API carries.
 func (a answer) member(name string) (value gjson.Result, count int) {
 	for _, doc := range a.documents() {
-		if v := gjson.GetBytes(doc, name); v.IsObject() {
-			value = v
-			count++
+		for _, v := range gjson.GetManyBytes(doc, name, "response."+name) {
+			if v.IsObject() {
+				value = v
+				count++
+			}
 		}
 	}
 	return value, count

@@ -4,48 +4,32 @@ package e2e
 
 import (
 	"fmt"
-	"math"
 	"testing"
 	"time"
 )
 
-// TestWindowAloneIsExact: a request that is alone in its window gets from the histograms what vLLM itself says about it.
-func TestWindowAloneIsExact(t *testing.T) {
+// TestAloneIsExact: a request that is alone in its window gets from the histograms what vLLM itself says about it, and so
+// does any from that.
+func TestAloneIsExact(t *testing.T) {
 	vllm := shared.exact.get(t)
-	sidecar := startSidecar(t, vllm.URL, "--sources", "window", "--keep-metrics")
-	n := 0
-	for _, kind := range []string{"chat", "text"} {
-		for _, stream := range []string{"", `"stream":true,"stream_options":{"include_usage":true}`} {
-			for _, tokens := range []int{1, 2, 17, 60, 17} {
-				n++
-				// The last of the five repeats the third's prompt: mostly from the cache.
-				prompt := longPrompt(fmt.Sprintf("%s %s %d window", kind, stream, tokens))
-				a := send(t, sidecar.URL, newRequest(kind, "tiny", prompt, tokens, stream))
-				timings := a.timings(t)
-				metrics, m := a.member("metrics")
-				usage, u := a.member("usage")
-				if m != 1 || u != 1 {
-					t.Fatalf("%d `metrics` and %d `usage` in the answer, want one each:\n%s", m, u, a.body)
-				}
-				if timings.Get("estimated").Exists() {
-					t.Errorf("request %d is estimated: %s", n, timings.Raw)
-				}
-				for ours, theirs := range map[string]string{"prompt_ms": "time_to_first_token_ms", "predicted_ms": "generation_time_ms"} {
-					got, want := timings.Get(ours), metrics.Get(theirs)
-					if !got.Exists() || math.Abs(got.Float()-want.Float()) > 0.01 {
-						t.Errorf("request %d, %d tokens: %s is %s, vLLM says %s", n, tokens, ours, got.Raw, want.Raw)
-					}
-				}
-				if got, want := timings.Get("cache_n"), usage.Get("prompt_tokens_details.cached_tokens"); !got.Exists() || got.Int() != want.Int() {
-					t.Errorf("request %d: cache_n is %q, vLLM says %q", n, got.Raw, want.Raw)
-				}
-				if got := timings.Get("predicted_n").Int(); got != int64(tokens) {
-					t.Errorf("request %d: predicted_n is %d, want %d", n, got, tokens)
+	for _, source := range []string{"window", "native"} {
+		sidecar := startSidecar(t, vllm.URL, "--sources", source, "--keep-metrics")
+		for kind, streams := range map[string]string{
+			"chat":      `"stream":true,"stream_options":{"include_usage":true}`,
+			"text":      `"stream":true,"stream_options":{"include_usage":true}`,
+			"responses": `"stream":true`,
+		} {
+			for _, stream := range []string{"", streams} {
+				for n, tokens := range []int{1, 2, 17, 60, 17} {
+					t.Run(fmt.Sprintf("%s/%s/%s/%d", source, kind, stream, n), func(t *testing.T) {
+						// The last of the five repeats the third's prompt: mostly from the cache.
+						prompt := longPrompt(fmt.Sprintf("%s %s %s %d", source, kind, stream, tokens))
+						checkOwnFigures(t, send(t, sidecar.URL, newRequest(kind, "tiny", prompt, tokens, stream)), tokens)
+					})
 				}
 			}
 		}
 	}
-	t.Logf("%d requests, each with vLLM's own durations to 0.01 ms", n)
 }
 
 // TestNativeIsVLLMsOwn: with vLLM's own figures in the answer, those are the timings, and `metrics` is gone: llama-swap

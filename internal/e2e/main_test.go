@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -20,37 +21,62 @@ type programs struct {
 	logs      string
 	sidecar   string // path of the binary
 	llamaSwap string // path of the binary
+	vllm      string // path of the executable
+	clients   string // folder of the client libraries
 
 	// plain is vLLM as people start it; exact has the flags that make it say its own figures.
 	plain, exact *instance
+	// speculative drafts tokens and has two served names; several is two API servers before two engines. They say their
+	// own figures too, and are started when the first test wants them.
+	speculative, several *instance
 	// early is a sidecar before plain that was up before there was any vLLM.
 	early *stack.Sidecar
 }
 
 var shared programs
 
-// instance is a vLLM that starts in the background.
+// instance is a vLLM that starts in the background once it is wanted.
 type instance struct {
 	url   string
+	start func() (*stack.VLLM, error)
+	once  sync.Once
 	ready chan struct{} // closed when vllm and err are set
 	vllm  *stack.VLLM
 	err   error
 }
 
-// startInstance starts vLLM, or takes the running one that the environment variable env names: its start is most of the
-// time that one test takes.
-func startInstance(ctx context.Context, env, executable, logs, name string, port int, flags ...string) *instance {
+// newInstance is a vLLM still to be started, or the running one that the environment variable E2E_VLLM_name names: its
+// start is most of the time that one test takes.
+func (p *programs) newInstance(ctx context.Context, name string, port int, flags ...string) *instance {
 	in := &instance{url: fmt.Sprintf("http://127.0.0.1:%d", port), ready: make(chan struct{})}
-	if url := os.Getenv(env); url != "" {
-		in.url, in.vllm = url, &stack.VLLM{URL: url}
-		close(in.ready)
-		return in
+	in.start = func() (*stack.VLLM, error) {
+		return stack.StartVLLM(ctx, p.vllm, p.logs, "vllm-"+name, port, flags...)
 	}
-	go func() {
-		defer close(in.ready)
-		in.vllm, in.err = stack.StartVLLM(ctx, executable, logs, name, port, flags...)
-	}()
+	if url := os.Getenv("E2E_VLLM_" + strings.ToUpper(name)); url != "" {
+		in.url, in.start = url, func() (*stack.VLLM, error) { return &stack.VLLM{URL: url}, nil }
+	}
 	return in
+}
+
+// want starts it, if nobody has, and does not wait.
+func (in *instance) want() {
+	in.once.Do(func() {
+		go func() {
+			defer close(in.ready)
+			in.vllm, in.err = in.start()
+		}()
+	})
+}
+
+// stop ends it.
+func (in *instance) stop() {
+	in.once.Do(func() {
+		in.err = errors.New("nobody wanted it")
+		close(in.ready)
+	})
+	if <-in.ready; in.started() {
+		in.vllm.Stop()
+	}
 }
 
 // started reports whether a vLLM runs that is ours to stop. Only for after ready.
@@ -88,18 +114,18 @@ func (p *programs) start(ctx context.Context) (stop func(), err error) {
 	}
 	stops = append(stops, func() { _ = os.RemoveAll(p.logs) })
 
-	var vllm string
-	var errVLLM, errSidecar, errSwap error
+	var errVLLM, errClients, errSidecar, errSwap error
 	var wg sync.WaitGroup
-	wg.Go(func() { vllm, errVLLM = stack.InstallVLLM(ctx, os.Getenv("VLLM_VERSION")) })
+	wg.Go(func() { p.clients, errClients = stack.InstallClients(ctx) })
+	wg.Go(func() { p.vllm, errVLLM = stack.InstallVLLM(ctx, os.Getenv("VLLM_VERSION")) })
 	wg.Go(func() { p.sidecar, errSidecar = stack.BuildSidecar(ctx, p.logs) })
 	wg.Go(func() { p.llamaSwap, errSwap = stack.FindLlamaSwap() })
 	wg.Wait()
-	if err := errors.Join(errVLLM, errSidecar, errSwap); err != nil {
+	if err := errors.Join(errVLLM, errClients, errSidecar, errSwap); err != nil {
 		return stop, err
 	}
 
-	var ports [2]int
+	var ports [4]int
 	for i := range ports {
 		if ports[i], err = stack.FreePort(); err != nil {
 			return stop, err
@@ -111,16 +137,26 @@ func (p *programs) start(ctx context.Context) (stop func(), err error) {
 		return stop, err
 	}
 	stops = append(stops, p.early.Stop)
-	p.plain = startInstance(ctx, "E2E_VLLM_PLAIN", vllm, p.logs, "vllm-plain", ports[0])
-	p.exact = startInstance(ctx, "E2E_VLLM_EXACT", vllm, p.logs, "vllm-exact", ports[1], stack.ExactFlags...)
-	for _, in := range []*instance{p.plain, p.exact} {
-		stops = append(stops, func() {
-			if <-in.ready; in.started() {
-				in.vllm.Stop()
-			}
-		})
+	p.plain = p.newInstance(ctx, "plain", ports[0])
+	p.exact = p.newInstance(ctx, "exact", ports[1], stack.ExactFlags...)
+	p.speculative = p.newInstance(ctx, "speculative", ports[2], append([]string{
+		"--served-model-name", stack.Model, "alias",
+		"--speculative-config", `{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":4}`,
+		"--per-request-spec-decode-metrics", "summary",
+	}, stack.ExactFlags...)...)
+	p.several = p.newInstance(ctx, "several", ports[3], append([]string{
+		"--data-parallel-size", "2", "--api-server-count", "2",
+	}, stack.ExactFlags...)...)
+	for _, in := range p.instances() {
+		stops = append(stops, in.stop)
 	}
+	p.plain.want()
+	p.exact.want()
 	return stop, nil
+}
+
+func (p *programs) instances() []*instance {
+	return []*instance{p.plain, p.exact, p.speculative, p.several}
 }
 
 // printLogs shows how the long-lived programs fared, after a failure.
@@ -129,9 +165,13 @@ func (p *programs) printLogs() {
 		fmt.Fprintf(os.Stderr, "--- the end of the output of %s:\n%s\n", proc.Name, proc.Tail(3000))
 	}
 	show(p.early.Process)
-	for _, in := range []*instance{p.plain, p.exact} {
-		if <-in.ready; in.started() {
-			show(in.vllm.Process)
+	for _, in := range p.instances() {
+		select {
+		case <-in.ready:
+			if in.started() {
+				show(in.vllm.Process)
+			}
+		default: // not wanted, or still starting
 		}
 	}
 }
@@ -140,6 +180,7 @@ func (p *programs) printLogs() {
 // request, but makes a test slow at a place where nobody expects it.
 func (in *instance) get(t *testing.T) *stack.VLLM {
 	t.Helper()
+	in.want()
 	select {
 	case <-in.ready:
 	case <-t.Context().Done():

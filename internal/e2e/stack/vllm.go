@@ -43,21 +43,34 @@ func Root() (string, error) {
 // InstallVLLM makes sure that a CPU build of vLLM and the tiny model are there, and returns the `vllm` executable.
 // An empty version means the default of vllm-env.sh.
 func InstallVLLM(ctx context.Context, version string) (string, error) {
+	if version == "" {
+		return install(ctx, "vllm-env.sh")
+	}
+	return install(ctx, "vllm-env.sh", version)
+}
+
+// InstallClients makes sure that the client libraries are there, and returns their folder: venv/ and node/ are in it.
+func InstallClients(ctx context.Context) (string, error) { return install(ctx, "clients-env.sh") }
+
+// install runs one of the scripts in internal/e2e that install something and print where.
+func install(ctx context.Context, script string, args ...string) (string, error) {
 	root, err := Root()
 	if err != nil {
 		return "", err
 	}
-	var args []string
-	if version != "" {
-		args = []string{version}
-	}
-	cmd := exec.CommandContext(ctx, filepath.Join(root, "internal", "e2e", "vllm-env.sh"), args...)
+	cmd := exec.CommandContext(ctx, filepath.Join(root, "internal", "e2e", script), args...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("internal/e2e/vllm-env.sh could not install vLLM (see its output above): %w", err)
+		return "", fmt.Errorf("internal/e2e/%s failed (see its output above): %w", script, err)
 	}
 	return string(bytes.TrimSpace(out)), nil
+}
+
+// ModelDir returns the folder of the tiny model that belongs to the executable, as vllm-env.sh lays them: DIR/model
+// beside DIR/venv/bin/vllm.
+func ModelDir(executable string) string {
+	return filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(executable))), "model")
 }
 
 // VLLM is a running vLLM.
@@ -84,10 +97,8 @@ func StartVLLM(ctx context.Context, executable, logs, name string, port int, fla
 func (v *VLLM) Restart(ctx context.Context) error { return v.run(ctx, v.Name) }
 
 func (v *VLLM) run(ctx context.Context, name string) error {
-	// The layout that vllm-env.sh makes: DIR/venv/bin/vllm beside DIR/model.
-	model := filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(v.executable))), "model")
 	args := append([]string{
-		"serve", model, "--served-model-name", Model, "--host", "127.0.0.1", "--port", strconv.Itoa(v.port),
+		"serve", ModelDir(v.executable), "--served-model-name", Model, "--host", "127.0.0.1", "--port", strconv.Itoa(v.port),
 		"--max-model-len", "4096", "--enforce-eager",
 	}, v.flags...)
 	cmd := exec.Command(v.executable, args...)
