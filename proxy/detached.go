@@ -30,7 +30,10 @@ func (p *Proxy) detach(ex *exchange, w http.ResponseWriter, r *http.Request) boo
 	_ = conn.SetDeadline(time.Time{})
 	pipelined := buffered.Reader.Buffered() > 0
 	ctx, leave := context.WithCancel(context.WithoutCancel(r.Context()))
-	stop := context.AfterFunc(p.running, leave)
+	stop := context.AfterFunc(p.running, func() {
+		leave()
+		_ = conn.SetDeadline(time.Unix(1, 0)) // so that a client that does not read holds nothing up
+	})
 	ex.ctx = ctx
 	p.open.add(1)
 	go func() {

@@ -317,13 +317,20 @@ func (p *Proxy) forward(ex *exchange, rp *httputil.ReverseProxy, w http.Response
 		ex.others = p.sent.Add(1) - 1
 	}
 	p.upstream.hurry()
+	if ex.alone && ex.known && p.sources.Has(timings.Window) {
+		began := time.Now()
+		switch exact := p.upstream.exact(); {
+		case !exact:
+			p.windows.baseline()
+		case ex.dialect == messagesDialect: // vLLM has no metrics in those
+			p.windows.before(r.Context())
+		}
+		ex.own += time.Since(began)
+	}
 	if ex.retrieved {
 		ex.sent = p.background.when(chi.URLParam(r, "id"))
 	} else {
 		ex.sent = time.Now()
-	}
-	if ex.alone && ex.known && p.sources.Has(timings.Window) && !p.upstream.exact() {
-		p.windows.baseline()
 	}
 	whole := false
 	defer func() {

@@ -154,7 +154,7 @@ func (p *Proxy) report(ex *exchange) {
 			p.collectors.Unedited(string(ex.endpoint), ex.reason)
 		}
 	}
-	if ex.status == http.StatusOK && ex.usage.Known && ex.endpoint != other {
+	if ex.status == http.StatusOK && ex.usage.Known && ex.dialect != messagesDialect && p.sources.Has(timings.Native) {
 		p.upstream.judge(ex.native.Known, ex.usage.Value.Cached.Known)
 	}
 	if gone {

@@ -65,6 +65,21 @@ func (w *windows) baseline() {
 	}
 }
 
+// before makes a reading before a request is sent, so that whatever others did is surely not in its window. That takes the
+// request a millisecond or two: it is for answers that have no figures of their own, from a vLLM whose other answers
+// have, so that no readings are made for those.
+func (w *windows) before(ctx context.Context) {
+	if !w.ready() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, w.patience)
+	defer cancel()
+	_, err := w.readings.Next(ctx)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.judge(err, 0, err == nil)
+}
+
 // poke makes a reading in the background; w.mu is held.
 func (w *windows) poke() {
 	if w.closing {

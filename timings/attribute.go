@@ -241,13 +241,17 @@ func (f *Finished) fits(w *window) bool {
 	return !seen.Known || seen.Value-left.Decode <= max(slack, seen.Value/5)
 }
 
-// earliest returns the time before which f was not recorded by vLLM.
+// earliest returns the time before which f was not recorded by vLLM. However late things are noted, a reading that was there
+// whole before f was sent does not have it.
 func (f *Finished) earliest() time.Time {
 	t := f.Seen.Add(-lookBack)
 	if f.NotBefore.After(t) {
 		t = f.NotBefore
 	}
-	return t.Add(-slack)
+	if t = t.Add(-slack); f.Sent.After(t) {
+		t = f.Sent
+	}
+	return t
 }
 
 // give attributes share of w to f.
