@@ -9,6 +9,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -40,7 +41,7 @@ func (p *Proxy) detach(ex *exchange, w http.ResponseWriter, r *http.Request) boo
 		defer p.open.add(-1)
 		defer stop()
 		defer leave()
-		out := &detached{conn: conn, header: http.Header{}}
+		out := &detached{conn: conn, gone: leave, header: http.Header{}}
 		ex.out = out
 		if !pipelined {
 			go watch(conn, leave)
@@ -72,8 +73,12 @@ func (p *Proxy) caught() {
 }
 
 // detached is an http.ResponseWriter on a connection of its own.
+//
+// ReverseProxy flushes the head from a timer's goroutine, hence the lock.
 type detached struct {
+	mu      sync.Mutex
 	conn    net.Conn
+	gone    func() // called when a write fails: the client has left
 	header  http.Header
 	head    []byte // to be sent
 	began   bool
@@ -93,6 +98,12 @@ func (d *detached) Header() http.Header { return d.header }
 
 // WriteHeader makes the head of the answer, and sends that of an interim one.
 func (d *detached) WriteHeader(status int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.writeHeader(status)
+}
+
+func (d *detached) writeHeader(status int) {
 	if d.began {
 		return
 	}
@@ -123,8 +134,10 @@ func (d *detached) WriteHeader(status int) {
 // Write sends p at once, and the head if it has not been sent. Where more is there already, p waits for it, but for nothing
 // else: see sendWaiting.
 func (d *detached) Write(p []byte) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if !d.began {
-		d.WriteHeader(http.StatusOK)
+		d.writeHeader(http.StatusOK)
 	}
 	if len(p) == 0 {
 		return 0, d.err
@@ -145,6 +158,8 @@ func (d *detached) Write(p []byte) (int, error) {
 // sendWaiting sends what waited for more. It is called before anything that takes time: a read of what vLLM has not sent,
 // and a reading of its metrics.
 func (d *detached) sendWaiting() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if d.n > 0 {
 		d.send(nil)
 	}
@@ -152,8 +167,10 @@ func (d *detached) sendWaiting() {
 
 // Flush sends the head if it has not been sent. What waits does so for good reason.
 func (d *detached) Flush() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if !d.began {
-		d.WriteHeader(http.StatusOK)
+		d.writeHeader(http.StatusOK)
 	}
 	if len(d.head) > 0 {
 		d.send(nil)
@@ -186,7 +203,9 @@ func (d *detached) send(p []byte) {
 		}
 	}
 	d.vector = pieces
-	_, d.err = d.vector.WriteTo(d.conn)
+	if _, d.err = d.vector.WriteTo(d.conn); d.err != nil && d.gone != nil {
+		d.gone()
+	}
 	clear(d.pieces[:])
 	d.head = nil
 	if d.waiting != nil {
