@@ -246,16 +246,6 @@ func manySeries(n int) string {
 	return b.String()
 }
 
-func TestReadingHelpers(t *testing.T) {
-	r := Reading{Series: []Series{{Key: "a", Count: 1, Consistent: true}, {Key: "b", Count: 2}}}
-	if s, ok := r.Find("b"); !ok || s.Count != 2 {
-		t.Errorf("Find(b) = %v, %v", s, ok)
-	}
-	if _, ok := r.Find("c"); ok {
-		t.Error("found c")
-	}
-}
-
 func FuzzParse(f *testing.F) {
 	for name := range recorded {
 		body, _ := recording(f, name)

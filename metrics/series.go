@@ -1,10 +1,6 @@
 package metrics
 
-import (
-	"cmp"
-	"slices"
-	"time"
-)
+import "time"
 
 // Series is one engine's cumulative figures at one reading. vLLM has one per
 // engine (data parallel rank) and served model. The histograms behind it move
@@ -76,17 +72,6 @@ type Reading struct {
 
 	// Series are sorted by Key.
 	Series []Series
-}
-
-// Find gives the series with that key.
-func (r Reading) Find(key string) (Series, bool) {
-	i, ok := slices.BinarySearchFunc(r.Series, key, func(s Series, k string) int {
-		return cmp.Compare(s.Key, k)
-	})
-	if !ok {
-		return Series{}, false
-	}
-	return r.Series[i], true
 }
 
 // Duration is how long the page took.

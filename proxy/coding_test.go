@@ -7,8 +7,10 @@ import (
 	"compress/zlib"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
+	"reflect"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -42,6 +44,12 @@ func coded(on func(io.Writer) flusher, plain string) string {
 	return b.String()
 }
 
+// uncoded writes what some servers call a coding too.
+type uncoded struct{ io.Writer }
+
+func (uncoded) Flush() error { return nil }
+func (uncoded) Close() error { return nil }
+
 const (
 	codedUsage  = `"usage":{"prompt_tokens":12,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":4}}`
 	codedPlain  = `{"choices":[{"index":0,"message":{"content":"é"}}],` + codedUsage + `}`
@@ -64,7 +72,12 @@ func TestCodedAnswers(t *testing.T) {
 	stream := events + `data: {"choices":[],` + codedUsage + `,` + nativeMember + "}\n\n" + doneEvent
 	m := startMeter(t, nil)
 	r := m.rig(t)
-	for kind, c := range codings {
+	all := maps.Clone(codings)
+	all["identity"] = struct {
+		name string
+		on   func(io.Writer) flusher
+	}{"identity", func(w io.Writer) flusher { return uncoded{w} }}
+	for kind, c := range all {
 		for _, accept := range [][]string{nil, {"gzip, br, zstd"}, {"gzip;q=0.5, deflate", "identity"}, {"identity;q=0.1"}, {"*"}, {"identity, *;q=0"}, {"*;q=0, identity;q=0.5"}} {
 			var header []string
 			for _, v := range accept {
@@ -138,6 +151,27 @@ func TestCodedUntouched(t *testing.T) {
 		if test.reason != "" {
 			r.wantMetric(1, "unedited_total", "reason", test.reason)
 		}
+	}
+}
+
+// TestUnknownCodingAtOnce: a streamed answer in a coding that is not understood goes through as it comes, piece by piece, at every
+// endpoint, with its headers, whether its client is said to take it or not.
+func TestUnknownCodingAtOnce(t *testing.T) {
+	pieces := []string{"\x28\xb5\x2f\xfd\x04", "\n\ndata: [DONE]\n\n", "\x00\x01", tokenEvent + finishEvent + usageEvent + doneEvent, "\r", "\xff"}
+	for _, coding := range []string{"br", "zstd", "gzip, br", "compress"} {
+		g := startGradual(t, http.Header{"Content-Type": {"text/event-stream"}, "Content-Encoding": {coding}, "Vary": {"Accept-Encoding"}}, pieces)
+		r := newRig(t, g.URL)
+		for i, path := range []endpoint{chat, completions, responses, messages, invocations, "/v1/embeddings"} {
+			name := fmt.Sprint(coding, " ", path)
+			want, _ := g.ask(t, r, name, g.URL+string(path), "application/json", strings.NewReader(streamed))
+			got, _ := g.ask(t, r, name, r.url+string(path), "application/json", strings.NewReader(streamed))
+			got.Del("Connection") // that it ends with the answer
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("%s: headers %v, straight %v", name, got, want)
+			}
+			r.wantMetric(float64(min(i+1, 5)), "unedited_total", "reason", "content_encoding")
+		}
+		r.wantMetric(0, "client_disconnects_total")
 	}
 }
 

@@ -180,9 +180,6 @@ func TestUneditedReasons(t *testing.T) {
 		{reason: "upstream_error", contentType: events, body: tokenEvent + `data: {"error":{"message":"x"}}` + "\n\n" + doneEvent},
 	} {
 		t.Run(test.reason, func(t *testing.T) {
-			if raceEnabled && len(test.body) > DefaultMaxEvent {
-				t.Skip("takes 10 s with the race detector")
-			}
 			up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 				if notAVLLM(w, r) {
 					return
@@ -210,6 +207,7 @@ func TestUneditedReasons(t *testing.T) {
 			r.wantMetric(1, "unedited_total", "endpoint", string(chat), "reason", test.reason)
 			r.wantMetric(1, "unedited_total")
 			r.wantMetric(0, "timings_total")
+			r.quiet()
 			lines := r.log.requests(t, slog.LevelInfo)
 			if len(lines) != 1 || lines[0].Get("no_timings").Str != test.reason {
 				t.Errorf("the log does not say why: %v", lines)

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"context"
 	"crypto/x509"
 	"fmt"
 	"io"
@@ -15,103 +14,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
-	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/tidwall/gjson"
 
 	"github.com/vllm-timings/vllm-timings/internal/vllmsim"
-	"github.com/vllm-timings/vllm-timings/metrics"
 )
-
-// pipes is a network in memory: a simulated clock runs on while its readers wait.
-type pipes struct {
-	conns  chan net.Conn
-	closed chan struct{}
-	once   sync.Once
-}
-
-func (p *pipes) dial() net.Conn {
-	a, b := net.Pipe()
-	p.conns <- b
-	return a
-}
-
-func (p *pipes) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.conns:
-		return c, nil
-	case <-p.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-func (p *pipes) Close() error   { p.once.Do(func() { close(p.closed) }); return nil }
-func (p *pipes) Addr() net.Addr { return &net.UnixAddr{} }
-
-func (p *pipes) serve(h http.HandlerFunc) *http.Server {
-	s := &http.Server{Handler: h}
-	go func() { _ = s.Serve(p) }()
-	return s
-}
-
-// TestNoDeadline: an answer whose headers come after ten minutes, and one that takes an hour, are waited for.
-func TestNoDeadline(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		up := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
-		vllm := up.serve(func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(10 * time.Minute)
-			flush := http.NewResponseController(w).Flush
-			w.Header().Set("Content-Type", "text/event-stream")
-			_ = flush()
-			time.Sleep(time.Second)
-			for range 60 {
-				_, _ = io.WriteString(w, tokenEvent)
-				_ = flush()
-				time.Sleep(time.Minute)
-			}
-			_, _ = io.WriteString(w, finishEvent+observed(61))
-		})
-		// Nothing listens at its socket, so that what it asks by itself is answered at once.
-		p, err := New(Config{
-			Upstream: &url.URL{Scheme: "http", Host: "vllm"}, Socket: "/no/such/socket",
-			Collectors: metrics.NewCollectors(prometheus.NewRegistry(), metrics.Build{}),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.stop()
-		p.wg.Wait()
-		synctest.Wait()
-		p.transport.DialContext = func(context.Context, string, string) (net.Conn, error) { return up.dial(), nil }
-		down := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
-		sidecar := down.serve(p.ServeHTTP)
-		client := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return down.dial(), nil }}
-		start := time.Now()
-		req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://sidecar"+string(chat), strings.NewReader(`{"stream":true}`))
-		resp, err := client.RoundTrip(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if took := time.Since(start); took != 10*time.Minute || resp.StatusCode != http.StatusOK {
-			t.Errorf("headers after %v, status %d", took, resp.StatusCode)
-		}
-		body, err := io.ReadAll(resp.Body)
-		resp.Body.Close()
-		if took := time.Since(start); took != 70*time.Minute+time.Second || err != nil {
-			t.Errorf("the end after %v, %v", took, err)
-		}
-		const figures = `"timings":{"prompt_n":9,"prompt_ms":1000,"prompt_per_token_ms":111.111,"prompt_per_second":9,"predicted_n":61,"predicted_ms":3600000,`
-		if !strings.Contains(string(body), figures) || strings.Count(string(body), `"content"`) != 61 {
-			t.Errorf("got %s", body)
-		}
-		client.CloseIdleConnections()
-		_ = sidecar.Close()
-		p.Close()
-		_ = vllm.Close()
-	})
-}
 
 // TestBrowsers: the headers by which a browser lets a page of another origin read an answer are vLLM's, once each.
 func TestBrowsers(t *testing.T) {
@@ -265,27 +172,33 @@ func TestPathPrefix(t *testing.T) {
 	}
 }
 
-// TestPrivateCA: vLLM behind TLS with a certificate that only the given authority vouches for.
-func TestPrivateCA(t *testing.T) {
-	vllm, h := engineHandler(t)
+// serveTLS serves with a certificate that only a sidecar with the returned change trusts.
+func serveTLS(t *testing.T, h http.Handler) (url string, trusted func(*Config)) {
+	t.Helper()
 	up := httptest.NewUnstartedServer(h)
 	up.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
 	up.StartTLS()
 	t.Cleanup(up.Close)
 	pool := x509.NewCertPool()
 	pool.AddCert(up.Certificate())
-	reachable(t, "TLS", newRig(t, up.URL, func(c *Config) { c.RootCAs = pool }), vllm)
+	return up.URL, func(c *Config) { c.RootCAs = pool }
+}
+
+// TestPrivateCA: vLLM behind TLS with a certificate that only the given authority vouches for.
+func TestPrivateCA(t *testing.T) {
+	vllm, h := engineHandler(t)
+	up, trusted := serveTLS(t, h)
+	reachable(t, "TLS", newRig(t, up, trusted), vllm)
 	// Nobody vouches for it.
-	r := newRig(t, up.URL)
+	r := newRig(t, up)
 	if a := r.chat(false, 1); a.status != http.StatusBadGateway || gjson.Get(a.body, "error.type").Str != "upstream_error" {
 		t.Errorf("%d %s", a.status, a.body)
 	}
 }
 
-// TestUnixSocket: vLLM at a socket, as with --uds.
-func TestUnixSocket(t *testing.T) {
-	vllm, h := engineHandler(t)
-	path := filepath.Join(t.TempDir(), "s")
+// serveSocket serves at a unix socket.
+func serveSocket(t *testing.T, path string, h http.Handler) {
+	t.Helper()
 	listener, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -295,6 +208,13 @@ func TestUnixSocket(t *testing.T) {
 	up.Listener = listener
 	up.Start()
 	t.Cleanup(up.Close)
+}
+
+// TestUnixSocket: vLLM at a socket, as with --uds.
+func TestUnixSocket(t *testing.T) {
+	vllm, h := engineHandler(t)
+	path := filepath.Join(t.TempDir(), "s")
+	serveSocket(t, path, h)
 	reachable(t, "socket", newRig(t, "http://localhost", func(c *Config) { c.Socket = path }), vllm)
 	r := newRig(t, "http://localhost", func(c *Config) { c.Socket = path + "-none" })
 	if a := r.chat(false, 1); a.status != http.StatusBadGateway {

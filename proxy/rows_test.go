@@ -246,9 +246,6 @@ func TestLongEvents(t *testing.T) {
 			}
 		}
 	}
-	if raceEnabled {
-		return // it is slow there
-	}
 	// The same over the network, in an answer that comes whole too.
 	straight, asked := timed(tokenEvent, `data: {"choices":[],"x":"`+strings.Repeat("é", 5<<19)+`"}`+"\n\n")
 	m := startMeter(t, burst(asked))
@@ -266,7 +263,8 @@ func TestLongEvents(t *testing.T) {
 
 // TestLineForms: whatever an event stream may look like stays, and wherever it is cut in two.
 func TestLineForms(t *testing.T) {
-	straight, asked := timed(strings.Replace(tokenEvent, `"a"}`, `"é🙂 \u00e9\r\n"}`, 1), tokenEvent)
+	chatStraight, chatAsked := timed(strings.Replace(tokenEvent, `"a"}`, `"é🙂 \u00e9\r\n"}`, 1), tokenEvent)
+	const completed = "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"é\":\"🙂\"," + responseUsage
 	for name, form := range map[string]func(string) string{
 		"LF":       func(s string) string { return s },
 		"CRLF":     func(s string) string { return strings.ReplaceAll(s, "\n", "\r\n") },
@@ -286,20 +284,28 @@ func TestLineForms(t *testing.T) {
 		"blank lines":    func(s string) string { return "\n\n" + strings.ReplaceAll(s, "}\n\n", "}\n\n\n\n") },
 		"white space":    func(s string) string { return strings.ReplaceAll(s, `":`, "\" :\t") },
 	} {
-		in, want := form(asked), form(straight)
-		if name == "blank lines" {
-			want = strings.Replace(want, doneEvent, "\n\n"+doneEvent, 1) // those behind the usage event stay
-		}
-		for cut := range len(in) {
-			src := io.MultiReader(strings.NewReader(in[:cut]), strings.NewReader(in[cut:]))
-			got, err := throughStream(t, testExchange(plan{endpoint: chat}, timings.Native), src, nil, 1<<10)
-			if plain := strings.Replace(got, backgroundFigures, "", 1); plain != want || len(got) == len(plain) || err != io.EOF {
-				t.Fatalf("%s, cut at %d: got %q, want %q, %v", name, cut, got, want, err)
+		for e, answer := range map[endpoint]struct{ straight, asked string }{
+			chat:      {chatStraight, chatAsked},
+			responses: {responseEvents + completed + "}}\n\n", responseEvents + completed + "," + nativeMember + "}}\n\n"},
+		} {
+			in, want := form(answer.asked), form(answer.straight)
+			if name == "blank lines" && e == chat {
+				want = strings.Replace(want, doneEvent, "\n\n"+doneEvent, 1) // those behind the usage event stay
 			}
-		}
-		got, _ := throughStream(t, testExchange(plan{endpoint: chat}, timings.Native), strings.NewReader(in), []byte{0}, 1)
-		if strings.Replace(got, backgroundFigures, "", 1) != want {
-			t.Errorf("%s, byte by byte: got %q", name, got)
+			through := func(src io.Reader, sizes []byte, n int) (string, bool, error) {
+				got, err := throughStream(t, testExchange(plan{endpoint: e, showUsage: e != chat}, timings.Native), src, sizes, n)
+				plain := strings.Replace(got, backgroundFigures, "", 1)
+				return got, plain == want && len(got) > len(plain), err
+			}
+			for cut := range len(in) {
+				src := io.MultiReader(strings.NewReader(in[:cut]), strings.NewReader(in[cut:]))
+				if got, ok, err := through(src, nil, 1<<10); !ok || err != io.EOF {
+					t.Fatalf("%s of %s, cut at %d: got %q, want %q, %v", name, e, cut, got, want, err)
+				}
+			}
+			if got, ok, err := through(strings.NewReader(in), []byte{0}, 1); !ok || err != io.EOF {
+				t.Errorf("%s of %s, byte by byte: got %q, %v", name, e, got, err)
+			}
 		}
 	}
 }

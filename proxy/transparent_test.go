@@ -144,41 +144,6 @@ func TestAnswersGoThrough(t *testing.T) {
 	}
 }
 
-func TestUpgrade(t *testing.T) {
-	r := newRig(t, startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
-		if notAVLLM(w, r) {
-			return
-		}
-		conn, buf, err := http.NewResponseController(w).Hijack()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer conn.Close()
-		_, _ = io.WriteString(buf, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: x\r\n\r\nhello ")
-		_ = buf.Flush()
-		_, _ = io.CopyN(conn, buf, 5)
-	}).URL)
-	conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	_, _ = io.WriteString(conn, "GET /v1/realtime HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
-	reader := bufio.NewReader(conn)
-	resp, err := http.ReadResponse(reader, nil)
-	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols || resp.Header.Get("Sec-WebSocket-Accept") != "x" {
-		t.Fatalf("%v, %v", resp, err)
-	}
-	_, _ = io.WriteString(conn, "frame")
-	if got, err := io.ReadAll(reader); string(got) != "hello frame" || err != nil {
-		t.Errorf("%q, %v", got, err)
-	}
-	conn.Close()
-	r.wantMetric(1, "requests_total", "code", "101")
-	r.wantMetric(0, "in_flight_requests")
-}
-
 // An upload goes on to vLLM while it comes: vLLM has its first part before the client sends the last.
 func TestUploadStreams(t *testing.T) {
 	first := make(chan string, 1)
