@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"strings"
@@ -305,5 +306,54 @@ func TestClientReadsSlowly(t *testing.T) {
 	}
 	if _, err := io.Copy(io.Discard, resp.Body); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("the body that vLLM broke off ended in %v, want an unexpected EOF", err)
+	}
+}
+
+// A client closes the connection of an answer that has left net/http's server as soon as it has all of it, whatever it was,
+// and before the sidecar counts it. That is no client that left early.
+func TestClientClosesAtTheEnd(t *testing.T) {
+	const n = 300
+	brotli := http.Header{"Content-Type": {"text/event-stream"}, "Content-Encoding": {"br"}}
+	events := http.Header{"Content-Type": {"text/event-stream"}}
+	for name, test := range map[string]struct {
+		path   endpoint
+		status int
+		header http.Header
+		body   string
+		failed float64 // how often that is vLLM's fault
+	}{
+		"an error":              {chat, http.StatusBadRequest, nil, `{"error":{}}`, 0},
+		"an error without end":  {chat, http.StatusInternalServerError, http.Header{"Content-Type": {"text/plain"}, "Transfer-Encoding": {"chunked"}}, "x", 0},
+		"nothing":               {chat, http.StatusOK, http.Header{"Content-Length": {"0"}}, "", 0},
+		"no content":            {chat, http.StatusNoContent, nil, "", 0},
+		"a coding":              {chat, http.StatusOK, brotli, "x", 0},
+		"events without [DONE]": {completions, http.StatusOK, events, tokenEvent, 0},
+		"messages that fail":    {messages, http.StatusOK, events, "event: error\ndata: {\"type\":\"error\",\"error\":{}}\n\n", 0},
+		"vLLM is not there":     {responses, http.StatusBadGateway, nil, "", n},
+	} {
+		t.Run(name, func(t *testing.T) {
+			upstream := "http://" + freeAddress(t)
+			if test.failed == 0 {
+				upstream = startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+					if notAVLLM(w, r) {
+						return
+					}
+					maps.Copy(w.Header(), test.header)
+					w.WriteHeader(test.status)
+					_, _ = io.WriteString(w, test.body)
+				}).URL
+			}
+			r := newRig(t, upstream)
+			for range n {
+				if a := r.send(http.MethodPost, string(test.path), streamed); a.status != test.status || a.err != nil || test.failed == 0 && a.body != test.body {
+					t.Fatalf("%d %q, %v", a.status, a.body, a.err)
+				}
+			}
+			r.quiet()
+			r.wantMetric(n, "requests_total", "code", fmt.Sprint(test.status))
+			r.wantMetric(test.failed, "upstream_errors_total")
+			r.wantMetric(0, "client_disconnects_total")
+			r.wantMetric(0, "unedited_total", "reason", "client_left")
+		})
 	}
 }

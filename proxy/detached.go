@@ -41,7 +41,7 @@ func (p *Proxy) detach(ex *exchange, w http.ResponseWriter, r *http.Request) boo
 		defer p.open.add(-1)
 		defer stop()
 		defer leave()
-		out := &detached{conn: conn, gone: leave, header: http.Header{}}
+		out := &detached{conn: conn, ctx: ctx, gone: leave, header: http.Header{}}
 		ex.out = out
 		if !pipelined {
 			go watch(conn, leave)
@@ -78,11 +78,14 @@ func (p *Proxy) caught() {
 type detached struct {
 	mu      sync.Mutex
 	conn    net.Conn
-	gone    func() // called when a write fails: the client has left
+	ctx     context.Context // ends when the client leaves
+	gone    func()          // called when a write fails: the client has left
 	header  http.Header
 	head    []byte // to be sent
 	began   bool
 	chunked bool
+	left    int64 // of the body, where its length is known
+	whole   bool  // the client has all of the answer
 	err     error
 
 	more    func() bool // more to write is there already; nil if that is not known
@@ -115,7 +118,11 @@ func (d *detached) writeHeader(status int) {
 		if d.header.Get("Date") == "" {
 			d.header.Set("Date", time.Now().UTC().Format(http.TimeFormat))
 		}
-		d.chunked = d.header.Get("Content-Length") == "" && status != http.StatusNoContent && status != http.StatusNotModified
+		if status != http.StatusNoContent && status != http.StatusNotModified {
+			length := d.header.Get("Content-Length")
+			d.left, _ = strconv.ParseInt(length, 10, 64)
+			d.chunked = length == ""
+		}
 	}
 	_ = d.header.WriteSubset(&b, map[string]bool{"Connection": true, "Transfer-Encoding": true})
 	if d.chunked {
@@ -202,16 +209,32 @@ func (d *detached) send(p []byte) {
 			pieces = append(pieces, crlf)
 		}
 	}
+	d.left -= int64(d.n + len(p))
 	d.vector = pieces
-	if _, d.err = d.vector.WriteTo(d.conn); d.err != nil && d.gone != nil {
-		d.gone()
-	}
+	d.write(&d.vector, d.began && !d.chunked && d.left <= 0)
 	clear(d.pieces[:])
 	d.head = nil
 	if d.waiting != nil {
 		bigBuffers.Put(d.waiting)
 		d.waiting, d.n = nil, 0
 	}
+}
+
+// write sends what may be the last of the answer. A client that had that may close the connection at once, and has not left
+// early then.
+func (d *detached) write(pieces *net.Buffers, last bool) {
+	whole := last && d.ctx.Err() == nil
+	if _, d.err = pieces.WriteTo(d.conn); d.err != nil {
+		d.gone()
+	}
+	d.whole = whole && d.err == nil
+}
+
+// given reports whether the client has got the whole answer.
+func (d *detached) given() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.whole
 }
 
 // end sends the end of the body, with trailers: those that were announced, and those that could not be.
@@ -239,5 +262,7 @@ func (d *detached) end() {
 	}
 	_ = trailer.Write(&b)
 	b.WriteString("\r\n")
-	_, d.err = d.conn.Write(b.Bytes())
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.write(&net.Buffers{b.Bytes()}, true)
 }

@@ -147,6 +147,44 @@ func TestDetachedEnds(t *testing.T) {
 	}
 }
 
+// A client has its answer with the last byte of it. One that left before did not get that, whatever its socket still took.
+func TestDetachedGiven(t *testing.T) {
+	for name, test := range map[string]struct {
+		status int
+		length string
+		given  []bool // after each of: the head, half of the body, the other half, the end
+	}{
+		"chunked":      {http.StatusOK, "", []bool{false, false, false, true}},
+		"its length":   {http.StatusOK, "4", []bool{false, false, true, true}},
+		"empty":        {http.StatusOK, "0", []bool{true}},
+		"no content":   {http.StatusNoContent, "", []bool{true}},
+		"not modified": {http.StatusNotModified, "4", []bool{true}},
+	} {
+		for leaves := range len(test.given) + 1 { // before that step
+			conn, client := net.Pipe()
+			go func() { _, _ = io.Copy(io.Discard, client) }()
+			ctx, leave := context.WithCancel(t.Context())
+			d := &detached{conn: conn, ctx: ctx, gone: leave, header: http.Header{}}
+			if test.length != "" {
+				d.header.Set("Content-Length", test.length)
+			}
+			d.WriteHeader(test.status)
+			for i, do := range []func(){d.Flush, func() { _, _ = d.Write([]byte("ab")) }, func() { _, _ = d.Write([]byte("cd")) }, d.end}[:len(test.given)] {
+				if i == leaves {
+					leave()
+				}
+				do()
+				left := i >= leaves && (leaves == 0 || !test.given[leaves-1])
+				if got, want := d.given(), test.given[i] && !left; got != want {
+					t.Errorf("%s, the client leaves at %d, after step %d: given %v", name, leaves, i, got)
+				}
+			}
+			leave()
+			conn.Close()
+		}
+	}
+}
+
 // Streams are counted until they end, and Cut ends them.
 func TestWaitAndCut(t *testing.T) {
 	g := newGate(t)

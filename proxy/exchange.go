@@ -225,8 +225,10 @@ func (ex *exchange) edit(o *object, add []byte) []sse.Splice {
 	return splices
 }
 
-// clientLeft reports whether the client is gone.
-func (ex *exchange) clientLeft() bool { return errors.Is(ex.ctx.Err(), context.Canceled) }
+// clientLeft reports whether the client is gone, and not only because it has its answer.
+func (ex *exchange) clientLeft() bool {
+	return errors.Is(ex.ctx.Err(), context.Canceled) && (ex.out == nil || !ex.out.given())
+}
 
 // answerBegan is called with vLLM's answer, whose body it wraps or edits where it is to carry timings.
 func (ex *exchange) answerBegan(resp *http.Response) {
