@@ -24,6 +24,7 @@ const (
 
 type cli struct {
 	Serve       serveCmd       `cmd:"" help:"Serve as a proxy before vLLM."`
+	Patch       patchCmd       `cmd:"" help:"Patch the source of vLLM, so that it makes timings itself."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Exit with 0 if a vllm-timings answers, with 1 if not."`
 	Version     versionCmd     `cmd:"" help:"Print version, commit and date."`
 }
