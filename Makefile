@@ -122,6 +122,15 @@ accuracy: e2e-env ## measure the figures against vLLM's own, for docs/accuracy.m
 accuracy-short: e2e-env ## the same, short
 	$(GO) run ./internal/e2e/accuracy --short
 
+.PHONY: patch-matrix
+patch-matrix: ## patch and unpatch every release of vLLM, for docs/patch-support.md
+	$(GO) run ./internal/patchmatrix > docs/patch-support.md.new
+	mv docs/patch-support.md.new docs/patch-support.md
+
+.PHONY: patch-matrix-short
+patch-matrix-short: ## the same with a few releases, printed only
+	$(GO) run ./internal/patchmatrix --short
+
 # For both platforms at once, which needs a buildx builder that can push:
 #   make docker DOCKER_FLAGS="--platform linux/amd64,linux/arm64 --push" IMAGE=registry/name
 .PHONY: docker
