@@ -26,27 +26,34 @@ const (
 // belongs to it fails the test.
 func stages(t *testing.T) []instructions.Stage {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(root, "Dockerfile"))
+	found, _ := stagesOf(t, "Dockerfile")
+	return found
+}
+
+// stagesOf parses a Dockerfile of the repository; it returns the arguments before the first stage too.
+func stagesOf(t *testing.T, name string) ([]instructions.Stage, []instructions.ArgCommand) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(root, name))
 	if err != nil {
 		t.Fatal(err)
 	}
 	parsed, err := parser.Parse(bytes.NewReader(data))
 	if err != nil {
-		t.Fatalf("Dockerfile: %v", err)
+		t.Fatalf("%s: %v", name, err)
 	}
 	for _, w := range parsed.Warnings {
-		t.Errorf("Dockerfile: parser warning: %s", w.Short)
+		t.Errorf("%s: parser warning: %s", name, w.Short)
 	}
 	lint := linter.New(&linter.Config{
 		Warn: func(rule, _, _, message string, at []parser.Range) {
-			t.Errorf("Dockerfile %v: %s: %s", at, rule, message)
+			t.Errorf("%s %v: %s: %s", name, at, rule, message)
 		},
 	})
-	found, _, err := instructions.Parse(parsed.AST, lint)
+	found, arguments, err := instructions.Parse(parsed.AST, lint)
 	if err != nil {
-		t.Fatalf("Dockerfile: %v", err)
+		t.Fatalf("%s: %v", name, err)
 	}
-	return found
+	return found, arguments
 }
 
 // commands gives the instructions of one kind in a stage.
