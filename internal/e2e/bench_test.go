@@ -15,15 +15,19 @@ import (
 	"github.com/vllm-timings/vllm-timings/internal/e2e/stack"
 )
 
-// TestBenchServe runs vLLM's own load generator straight and through the sidecar. All its requests succeed; its figures
-// are printed and not judged, as they are those of a busy machine.
+// TestBenchServe runs vLLM's own load generator straight, through the sidecar, and with a patched vLLM. All its requests
+// succeed; its figures are printed and not judged, as they are those of a busy machine.
 func TestBenchServe(t *testing.T) {
 	vllm := shared.exact.get(t)
 	sidecar := startSidecar(t, vllm.URL)
+	patched := shared.patched.get(t)
+	ways := []struct{ name, url string }{{"straight", vllm.URL}, {"sidecar", sidecar.URL}, {"patched", patched.URL}}
 	args := []string{filepath.Join("clients", "bench.py"), stack.ModelDir(shared.vllm)}
 	for _, run := range []string{"openai-chat /v1/chat/completions", "openai /v1/completions"} {
-		for _, url := range []string{vllm.URL, sidecar.URL, vllm.URL, sidecar.URL} {
-			args = append(args, append(strings.Fields(run), url)...)
+		for range 2 {
+			for _, way := range ways {
+				args = append(args, append(strings.Fields(run), way.url)...)
+			}
 		}
 	}
 	cmd := exec.CommandContext(t.Context(), filepath.Join(filepath.Dir(shared.vllm), "python"), args...)
@@ -45,7 +49,7 @@ func TestBenchServe(t *testing.T) {
 	var runs int
 	for line := range strings.Lines(string(out)) {
 		run := gjson.Parse(line)
-		way := []string{"straight", "sidecar"}[runs%2]
+		way := ways[runs%len(ways)].name
 		runs++
 		fmt.Fprintf(&table, "%-12s %-8s %9d %9.1f %9.1f %9.1f %9.2f %9.2f\n", run.Get("backend").Str, way, run.Get("completed").Int(),
 			run.Get("output_throughput").Float(), run.Get("median_ttft_ms").Float(), run.Get("p99_ttft_ms").Float(),
@@ -54,8 +58,8 @@ func TestBenchServe(t *testing.T) {
 			t.Errorf("not all of 64 requests for 32 tokens succeeded: %s", line)
 		}
 	}
-	if runs != 8 {
-		t.Errorf("%d runs, want 8:\n%s", runs, out)
+	if want := 2 * 2 * len(ways); runs != want {
+		t.Errorf("%d runs, want %d:\n%s", runs, want, out)
 	}
 	t.Logf("vllm bench serve, times in ms:\n%s", table.String())
 	checkNoFaults(t, sidecar)

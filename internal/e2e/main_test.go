@@ -29,6 +29,9 @@ type programs struct {
 	// speculative drafts tokens and has two served names; several is two API servers before two engines. They say their
 	// own figures too, and are started when the first test wants them.
 	speculative, several *instance
+	// patched makes its timings itself; site is its package, nil where somebody else started it.
+	patched *instance
+	site    *stack.Site
 	// early is a sidecar before plain that was up before there was any vLLM.
 	early *stack.Sidecar
 }
@@ -50,7 +53,7 @@ type instance struct {
 func (p *programs) newInstance(ctx context.Context, name string, port int, flags ...string) *instance {
 	in := &instance{url: fmt.Sprintf("http://127.0.0.1:%d", port), ready: make(chan struct{})}
 	in.start = func() (*stack.VLLM, error) {
-		return stack.StartVLLM(ctx, p.vllm, p.logs, "vllm-"+name, port, flags...)
+		return stack.StartVLLM(ctx, stack.Setup{Executable: p.vllm, Logs: p.logs, Name: "vllm-" + name, Port: port, Flags: flags})
 	}
 	if url := os.Getenv("E2E_VLLM_" + strings.ToUpper(name)); url != "" {
 		in.url, in.start = url, func() (*stack.VLLM, error) { return &stack.VLLM{URL: url}, nil }
@@ -125,7 +128,7 @@ func (p *programs) start(ctx context.Context) (stop func(), err error) {
 		return stop, err
 	}
 
-	var ports [4]int
+	var ports [5]int
 	for i := range ports {
 		if ports[i], err = stack.FreePort(); err != nil {
 			return stop, err
@@ -147,6 +150,17 @@ func (p *programs) start(ctx context.Context) (stop func(), err error) {
 	p.several = p.newInstance(ctx, "several", ports[3], append([]string{
 		"--data-parallel-size", "2", "--api-server-count", "2",
 	}, stack.ExactFlags...)...)
+	p.patched = p.newInstance(ctx, "patched", ports[4])
+	if os.Getenv("E2E_VLLM_PATCHED") == "" {
+		if p.site, err = stack.NewSite(ctx, p.vllm); err != nil {
+			return stop, err
+		}
+		stops = append(stops, func() { _ = p.site.Remove() })
+		p.patched.start = func() (*stack.VLLM, error) {
+			setup := stack.Setup{Executable: p.vllm, Logs: p.logs, Name: "vllm-patched", Port: ports[4], Env: []string{gate + "=1"}}
+			return p.startPatched(ctx, setup, p.site)
+		}
+	}
 	for _, in := range p.instances() {
 		stops = append(stops, in.stop)
 	}
@@ -156,7 +170,7 @@ func (p *programs) start(ctx context.Context) (stop func(), err error) {
 }
 
 func (p *programs) instances() []*instance {
-	return []*instance{p.plain, p.exact, p.speculative, p.several}
+	return []*instance{p.plain, p.exact, p.speculative, p.several, p.patched}
 }
 
 // printLogs shows how the long-lived programs fared, after a failure.

@@ -179,5 +179,5 @@ func startVLLM(ctx context.Context, logs string, stderr io.Writer) (*stack.VLLM,
 		return nil, err
 	}
 	fmt.Fprintln(stderr, "accuracy: starting vLLM, which takes a minute or two")
-	return stack.StartVLLM(ctx, executable, logs, "vllm", port, stack.ExactFlags...)
+	return stack.StartVLLM(ctx, stack.Setup{Executable: executable, Logs: logs, Name: "vllm", Port: port, Flags: stack.ExactFlags})
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -73,43 +74,49 @@ func ModelDir(executable string) string {
 	return filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(executable))), "model")
 }
 
+// Setup is how a vLLM is started.
+type Setup struct {
+	Executable string // what InstallVLLM returned
+	Logs, Name string // folder and name of its log
+	Port       int    // of the loopback address
+	Flags      []string
+	Env        []string // besides ours
+	Boot       string   // a shell script that ends in `exec vllm serve "$@"`, to start it with; "": none
+}
+
 // VLLM is a running vLLM.
 type VLLM struct {
 	*Process // nil where somebody else started it
 	URL      string
 
-	executable, logs string
-	port             int
-	flags            []string
+	setup Setup
 }
 
-// StartVLLM starts the executable that InstallVLLM returned on the given port of the loopback address and waits until
-// it is ready.
-func StartVLLM(ctx context.Context, executable, logs, name string, port int, flags ...string) (*VLLM, error) {
-	v := &VLLM{
-		URL:        "http://127.0.0.1:" + strconv.Itoa(port),
-		executable: executable, logs: logs, port: port, flags: flags,
-	}
-	return v, v.run(ctx, name)
+// StartVLLM starts vLLM and waits until it is ready.
+func StartVLLM(ctx context.Context, s Setup) (*VLLM, error) {
+	v := &VLLM{URL: "http://127.0.0.1:" + strconv.Itoa(s.Port), setup: s}
+	return v, v.Restart(ctx)
 }
 
 // Restart starts a vLLM that was stopped or killed again, with the same flags at the same address.
-func (v *VLLM) Restart(ctx context.Context) error { return v.run(ctx, v.Name) }
-
-func (v *VLLM) run(ctx context.Context, name string) error {
+func (v *VLLM) Restart(ctx context.Context) error {
 	args := append([]string{
-		"serve", ModelDir(v.executable), "--served-model-name", Model, "--host", "127.0.0.1", "--port", strconv.Itoa(v.port),
+		ModelDir(v.setup.Executable), "--served-model-name", Model, "--host", "127.0.0.1", "--port", strconv.Itoa(v.setup.Port),
 		"--max-model-len", "4096", "--enforce-eager",
-	}, v.flags...)
-	cmd := exec.Command(v.executable, args...)
-	cmd.Env = append(os.Environ(),
+	}, v.setup.Flags...)
+	cmd := exec.Command(v.setup.Executable, append([]string{"serve"}, args...)...)
+	if v.setup.Boot != "" {
+		cmd = exec.Command("/bin/sh", append([]string{"-c", v.setup.Boot, "vllm"}, args...)...)
+	}
+	cmd.Env = slices.Concat(os.Environ(), []string{
+		"PATH=" + filepath.Dir(v.setup.Executable) + string(filepath.ListSeparator) + os.Getenv("PATH"), // for its vllm and python3
 		"VLLM_CPU_KVCACHE_SPACE=1",
 		"VLLM_CPU_OMP_THREADS_BIND=nobind",
 		"OMP_NUM_THREADS=1",
 		"VLLM_NO_USAGE_STATS=1", // nothing leaves this machine
 		"HF_HUB_OFFLINE=1",
-	)
-	p, err := start(v.logs, name, cmd)
+	}, v.setup.Env)
+	p, err := start(v.setup.Logs, v.setup.Name, cmd)
 	if err != nil {
 		return err
 	}
