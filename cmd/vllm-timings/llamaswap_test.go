@@ -4,29 +4,37 @@ package main
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/tidwall/gjson"
 
+	"github.com/vllm-timings/vllm-timings/cmd/vllm-timings/launch"
 	"github.com/vllm-timings/vllm-timings/internal/e2e/stack"
 )
 
-// fakeVLLM is the command `vllm serve MODEL --served-model-name NAME ... --port PORT`, with a simulated vLLM behind it.
+// fakeVLLM is the command `vllm serve MODEL --served-model-name NAME ... --port PORT`, or `docker run ... -p ADDR:PORT:8000`
+// with the same behind the image, with a simulated vLLM behind it.
 const fakeVLLM = `#!/bin/sh
+flags=
 while [ $# -gt 0 ]; do
 	case $1 in
 	--served-model-name) name=$2 ;;
 	--port) port=$2 ;;
+	-p) port=${2%:8000}; port=${port#127.0.0.1:} ;;
+	--enable-sleep-mode) flags=$1 ;;
 	esac
 	shift
 done
-exec simserver --listen "127.0.0.1:$port" --model "$name" --decode-step 1ms
+echo $$ >>"$FAKE_VLLM_PIDS"
+exec simserver --listen "127.0.0.1:$port" --model "$name" --decode-step 1ms $flags
 `
 
 // TestLlamaSwapExamples starts llama-swap with each example in deploy/llama-swap as it stands, but for the ports, and
@@ -44,24 +52,34 @@ func TestLlamaSwapExamples(t *testing.T) {
 	if out, err := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", filepath.Join(bin, "simserver"), "../../internal/vllmsim/simserver").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if err := os.WriteFile(filepath.Join(bin, "vllm"), []byte(fakeVLLM), 0o755); err != nil {
-		t.Fatal(err)
+	for _, command := range []string{"vllm", "docker"} {
+		if err := os.WriteFile(filepath.Join(bin, command), []byte(fakeVLLM), 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
+	// The daemon in sleep.yaml outlives llama-swap, as it is to, and has a log.
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	pids := filepath.Join(t.TempDir(), "pids")
+	t.Setenv("FAKE_VLLM_PIDS", pids)
+	t.Cleanup(func() {
+		text, _ := os.ReadFile(pids)
+		for word := range strings.FieldsSeq(string(text)) {
+			if pid, err := strconv.Atoi(word); err == nil {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+		}
+	})
 	t.Setenv("PATH", strings.Join([]string{bin, filepath.Dir(file), os.Getenv("PATH")}, string(os.PathListSeparator)))
 
 	for name, models := range map[string][]string{
-		"peer": {"qwen3-8b", "vllm/qwen3-8b"},
-		"cmd":  {"qwen3-8b", "qwen3-8b-elsewhere"},
+		"peer":   {"qwen3-8b", "vllm/qwen3-8b"},
+		"cmd":    {"qwen3-8b", "qwen3-8b-elsewhere"},
+		"docker": {"qwen3-8b"},
+		"sleep":  {"qwen3-8b"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ports := make([]string, 4) // of the vLLM that is there, of the one that llama-swap starts, and llama-swap's own two
-			for i := range ports {
-				port, err := stack.FreePort()
-				if err != nil {
-					t.Fatal(err)
-				}
-				ports[i] = strconv.Itoa(port)
-			}
+			// Of the vLLM that is there, of the one that llama-swap starts, and the first of two in a row of llama-swap's own.
+			ports := []string{freePort(t, 1), freePort(t, 1), freePort(t, 2)}
 			vllm := exec.Command("vllm", "serve", "--served-model-name", "qwen3-8b", "--port", ports[0])
 			if err := vllm.Start(); err != nil {
 				t.Fatal(err)
@@ -124,4 +142,24 @@ func TestLlamaSwapExamples(t *testing.T) {
 			}
 		})
 	}
+}
+
+// freePort returns the first of n ports in a row, none of which the kernel gives to somebody who asks for any.
+func freePort(t *testing.T, n int) string {
+	t.Helper()
+next:
+	for range 100 {
+		first, err := launch.FreePort()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range n {
+			if launch.PortTaken(net.JoinHostPort("127.0.0.1", strconv.Itoa(first+i))) {
+				continue next
+			}
+		}
+		return strconv.Itoa(first)
+	}
+	t.Fatalf("no %d free ports in a row", n)
+	return ""
 }

@@ -24,6 +24,8 @@ const (
 
 type cli struct {
 	Serve       serveCmd       `cmd:"" help:"Serve as a proxy before vLLM."`
+	Run         runCmd         `cmd:"" help:"Start vLLM, and serve as a proxy before it."`
+	Sleep       sleepCmd       `cmd:"" help:"Put a vLLM with sleep mode to sleep, as llama-swap's cmdStop."`
 	Patch       patchCmd       `cmd:"" help:"Patch the source of vLLM, so that it makes timings itself."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Exit with 0 if a vllm-timings answers, with 1 if not."`
 	Version     versionCmd     `cmd:"" help:"Print version, commit and date."`
@@ -77,6 +79,9 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	if err == nil {
 		return exitOK
+	}
+	if code := exitCode(0); errors.As(err, &code) {
+		return int(code)
 	}
 	complain(stderr, err)
 	if !errors.As(err, new(*usageError)) {

@@ -110,7 +110,7 @@ func TestPatchDrifted(t *testing.T) {
 	dir, diff := patchDir(t), patchFile(t)
 	writeFile(t, filepath.Join(dir, "b.py"), "y = 5\n")
 	before := files(t, dir)
-	const where = "b.py: anchor 1: the lines to replace are not there; no line of it is, such as \"y = 1\"\n"
+	const where = "b.py: anchor 1: the lines to replace are not there; nearest is line 1, \"y = 5\" where \"y = 1\" should be\n"
 	for _, command := range []string{"check", "apply", "revert", "export --format diff"} {
 		code, stdout, stderr := run(append(append([]string{"patch"}, strings.Fields(command)...), "--vllm-dir", dir, "--patch-file", diff)...)
 		if want := "vllm-timings: the set mine does not fit:\nvllm-timings:   " + where; code != exitFailed || stdout != "" || stderr != want {

@@ -28,23 +28,41 @@ const (
 	cutTimeout = time.Second
 )
 
-// serveCmd has a row for each of its flags in README.md. The texts are read by complete.
-type serveCmd struct {
-	Listen             string `default:"127.0.0.1:8010" placeholder:"ADDR" help:"Address to serve at, host:port, or :port for all interfaces. Default ${default}."`
-	Upstream           string `default:"http://127.0.0.1:8000" placeholder:"URL" help:"Address of vLLM, which need not run yet. unix:///run/vllm.sock is a socket. Default ${default}."`
-	UpstreamCA         string `name:"upstream-ca" placeholder:"FILE" help:"Certificates (PEM) to trust besides the system's, for an upstream with https."`
-	UpstreamAPIKey     string `name:"upstream-api-key" placeholder:"KEY" help:"Key for the readings of /version and /metrics, where they need one. Clients send their own. Others on this machine may see it here: better use the variable or the file."`
-	UpstreamAPIKeyFile string `name:"upstream-api-key-file" placeholder:"FILE" help:"File with that key."`
-	Sources            string `default:"upstream,native,window,observed" placeholder:"LIST" help:"Where numbers may come from, in order; the first that has exact ones is taken. Default ${default}."`
-	MetricsDeadline    string `default:"250ms" placeholder:"TIME" help:"How long the end of an answer may wait for vLLM's /metrics. Default ${default}."`
-	KeepMetrics        toggle `default:"false" help:"Leave vLLM's own metrics in answers beside timings. Not with llama-swap, which shows wrong speeds then."`
-	Usage              string `default:"auto" placeholder:"WHEN" help:"auto: hide the usage that the client did not ask for. always: never hide it, for a vLLM with --enable-force-include-usage. Default ${default}."`
-	MaxRequestBytes    string `default:"67108864" placeholder:"N" help:"Longer request bodies stream through unedited. Default ${default} (64 MiB)."`
-	MaxEventBytes      string `default:"16777216" placeholder:"N" help:"Longer events and answers pass through unedited. Default and least ${default} (16 MiB)."`
-	DrainTimeout       string `default:"30s" placeholder:"TIME" help:"How long answers in flight may take to end after SIGTERM or SIGINT. Default ${default}."`
-	LogLevel           string `default:"info" placeholder:"LEVEL" help:"debug, info, warn or error. Default ${default}."`
-	LogFormat          string `default:"text" placeholder:"FORMAT" help:"text or json. Default ${default}."`
-}
+// The flags of commands that serve. README.md has a row for each. The texts are read by their complete methods.
+type (
+	serveCmd struct {
+		ListenFlag
+		Upstream string `default:"http://127.0.0.1:8000" placeholder:"URL" help:"Address of vLLM, which need not run yet. unix:///run/vllm.sock is a socket. Default ${default}."`
+		ProxyFlags
+		DrainTimeout string `default:"30s" placeholder:"TIME" help:"How long answers in flight may take to end after SIGTERM or SIGINT. Default ${default}."`
+		LogFlags
+	}
+	// ListenFlag says where to serve.
+	ListenFlag struct {
+		Listen string `default:"127.0.0.1:8010" placeholder:"ADDR" help:"Address to serve at, host:port, or :port for all interfaces. Default ${default}."`
+	}
+	// AccessFlags are what may be needed to talk to vLLM besides its address.
+	AccessFlags struct {
+		UpstreamCA         string `name:"upstream-ca" placeholder:"FILE" help:"Certificates (PEM) to trust besides the system's, for an upstream with https."`
+		UpstreamAPIKey     string `name:"upstream-api-key" placeholder:"KEY" help:"Key for the readings of /version and /metrics, where they need one. Clients send their own. Others on this machine may see it here: better use the variable or the file."`
+		UpstreamAPIKeyFile string `name:"upstream-api-key-file" placeholder:"FILE" help:"File with that key."`
+	}
+	// ProxyFlags say how to serve.
+	ProxyFlags struct {
+		AccessFlags
+		Sources         string `default:"upstream,native,window,observed" placeholder:"LIST" help:"Where numbers may come from, in order; the first that has exact ones is taken. Default ${default}."`
+		MetricsDeadline string `default:"250ms" placeholder:"TIME" help:"How long the end of an answer may wait for vLLM's /metrics. Default ${default}."`
+		KeepMetrics     toggle `default:"false" help:"Leave vLLM's own metrics in answers beside timings. Not with llama-swap, which shows wrong speeds then."`
+		Usage           string `default:"auto" placeholder:"WHEN" help:"auto: hide the usage that the client did not ask for. always: never hide it, for a vLLM with --enable-force-include-usage. Default ${default}."`
+		MaxRequestBytes string `default:"67108864" placeholder:"N" help:"Longer request bodies stream through unedited. Default ${default} (64 MiB)."`
+		MaxEventBytes   string `default:"16777216" placeholder:"N" help:"Longer events and answers pass through unedited. Default and least ${default} (16 MiB)."`
+	}
+	// LogFlags say what is told.
+	LogFlags struct {
+		LogLevel  string `default:"info" placeholder:"LEVEL" help:"debug, info, warn or error. Default ${default}."`
+		LogFormat string `default:"text" placeholder:"FORMAT" help:"text or json. Default ${default}."`
+	}
+)
 
 // settings are the flags as values that can be used.
 type settings struct {
@@ -66,15 +84,46 @@ type settings struct {
 func (c *serveCmd) complete() (settings, error) {
 	var s settings
 	var wrong problems
-	host, port, err := parseListen(c.Listen)
-	wrong.add("listen", c.Listen, err)
-	listenOK := err == nil
+	var err error
 	s.upstream, err = parseUpstream(c.Upstream)
+	c.ListenFlag.complete(&wrong)
 	wrong.add("upstream", c.Upstream, err)
-	if err == nil && listenOK && isSelf(s.upstream, host, port) {
-		wrong.add("upstream", c.Upstream, fmt.Errorf("%s is what --listen %s serves: each request would come back for ever. Give vLLM's address, or another port to --listen", s.upstream.Redacted(), c.Listen))
+	c.notSelf(s.upstream, c.Upstream, &wrong)
+	c.ProxyFlags.complete(&s, &wrong)
+	s.drain, err = parseDuration(c.DrainTimeout, 0)
+	wrong.add("drain-timeout", c.DrainTimeout, err)
+	c.LogFlags.complete(&s, &wrong)
+	return s, wrong.err()
+}
+
+func (c *ListenFlag) complete(wrong *problems) {
+	_, _, err := parseListen(c.Listen)
+	wrong.add("listen", c.Listen, err)
+}
+
+// notSelf makes sure that an upstream, if there is one, is not what is served here. Its flag had that value.
+func (c *ListenFlag) notSelf(upstream *url.URL, value string, wrong *problems) {
+	host, port, err := parseListen(c.Listen)
+	if err == nil && upstream != nil && isSelf(upstream, host, port) {
+		wrong.add("upstream", value, fmt.Errorf("%s is what --listen %s serves: each request would come back for ever. Give vLLM's address, or another port to --listen", upstream.Redacted(), c.Listen))
 	}
-	c.completeAccess(&s, &wrong)
+}
+
+// open begins to listen.
+func (c *ListenFlag) open() (net.Listener, error) {
+	listener, err := net.Listen("tcp", c.Listen)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("--listen %s is in use by another process: stop that or choose another port", c.Listen)
+	case err != nil:
+		return nil, fmt.Errorf("--listen %s: %w", c.Listen, err)
+	}
+	return listener, nil
+}
+
+func (c *ProxyFlags) complete(s *settings, wrong *problems) {
+	c.AccessFlags.complete(s, wrong)
+	var err error
 	s.sources, err = timings.ParseSources(c.Sources)
 	wrong.add("sources", c.Sources, err)
 	s.deadline, err = parseDuration(c.MetricsDeadline, time.Millisecond)
@@ -89,18 +138,18 @@ func (c *serveCmd) complete() (settings, error) {
 	maxEvent, err := parseBytes(c.MaxEventBytes, proxy.DefaultMaxEvent)
 	wrong.add("max-event-bytes", c.MaxEventBytes, err)
 	s.maxEvent = int(maxEvent)
-	s.drain, err = parseDuration(c.DrainTimeout, 0)
-	wrong.add("drain-timeout", c.DrainTimeout, err)
+}
+
+func (c *LogFlags) complete(s *settings, wrong *problems) {
+	var err error
 	s.logLevel, err = parseLevel(c.LogLevel)
 	wrong.add("log-level", c.LogLevel, err)
 	format, err := parseWord(c.LogFormat, "text", "json")
 	wrong.add("log-format", c.LogFormat, err)
 	s.logJSON = format == "json"
-	return s, wrong.err()
 }
 
-// completeAccess reads what may be needed to talk to the upstream besides its address.
-func (c *serveCmd) completeAccess(s *settings, wrong *problems) {
+func (c *AccessFlags) complete(s *settings, wrong *problems) {
 	var err error
 	if c.UpstreamCA != "" {
 		s.cas, err = readCAs(c.UpstreamCA)
@@ -136,26 +185,19 @@ func (s *settings) logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, opts))
 }
 
-// Run serves until the context ends.
-func (c *serveCmd) Run(e *env) error {
-	s, err := c.complete()
-	if err != nil {
-		return err
-	}
-	listener, err := net.Listen("tcp", c.Listen)
-	if err != nil {
-		if errors.Is(err, syscall.EADDRINUSE) {
-			return fmt.Errorf("--listen %s is in use by another process: stop that or choose another port", c.Listen)
-		}
-		return fmt.Errorf("--listen %s: %w", c.Listen, err)
-	}
-	log := s.logger(e.stderr)
+// newCollectors returns our own metrics.
+func newCollectors() *metrics.Collectors {
 	v := buildVersion()
+	return metrics.NewCollectors(prometheus.NewRegistry(), metrics.Build{Version: v.version, Commit: v.commit})
+}
+
+// proxy returns the proxy before the upstream.
+func (s *settings) proxy(c *metrics.Collectors, log *slog.Logger) (*proxy.Proxy, error) {
 	upstream, socket := s.upstream, ""
 	if upstream.Scheme == "unix" {
 		upstream, socket = &url.URL{Scheme: "http", Host: "localhost"}, upstream.Path
 	}
-	p, err := proxy.New(proxy.Config{
+	return proxy.New(proxy.Config{
 		Upstream:    upstream,
 		Socket:      socket,
 		RootCAs:     s.cas,
@@ -167,58 +209,107 @@ func (c *serveCmd) Run(e *env) error {
 		MaxRequest:  s.maxRequest,
 		MaxEvent:    s.maxEvent,
 		Log:         log,
-		Collectors:  metrics.NewCollectors(prometheus.NewRegistry(), metrics.Build{Version: v.version, Commit: v.commit}),
+		Collectors:  c,
 	})
+}
+
+// Run serves until the context ends.
+func (c *serveCmd) Run(e *env) error {
+	s, err := c.complete()
+	if err != nil {
+		return err
+	}
+	listener, err := c.open()
+	if err != nil {
+		return err
+	}
+	log := s.logger(e.stderr)
+	p, err := s.proxy(newCollectors(), log)
 	if err != nil {
 		_ = listener.Close()
 		return err
 	}
 	defer p.Close()
-	log.Info("serving", "listen", "http://"+listener.Addr().String(), "upstream", s.upstream.Redacted(), "sources", s.sources.String(), "version", v.version)
+	log.Info("serving", "listen", "http://"+listener.Addr().String(), "upstream", s.upstream.Redacted(), "sources", s.sources.String(), "version", buildVersion().version)
 	if strings.HasSuffix(strings.TrimRight(s.upstream.Path, "/"), "/v1") {
 		log.Warn("--upstream ends in /v1, which the paths of requests begin with: vLLM is asked for /v1/v1/... Leave it out if that is not meant", "upstream", s.upstream.Redacted())
 	}
 	return serve(e.ctx, listener, p, s.drain, log)
 }
 
-// serve serves p until ctx ends, and then until the answers in flight have ended or drain is over.
-func serve(ctx context.Context, listener net.Listener, p *proxy.Proxy, drain time.Duration, log *slog.Logger) error {
+// served is a handler that knows of its requests what http.Server does not. *proxy.Proxy is one.
+type served interface {
+	http.Handler
+	Drain()                     // says to those who ask that nothing new should come
+	Open() int                  // requests that are not answered to the end
+	Wait(context.Context) error // until there is none
+	Cut()                       // ends those that http.Server cannot
+}
+
+// server serves a handler.
+type server struct {
+	http   *http.Server
+	served served
+	cut    context.CancelFunc
+	failed chan error // what Serve returned
+	log    *slog.Logger
+}
+
+func startServer(listener net.Listener, h served, log *slog.Logger) *server {
 	all, cut := context.WithCancel(context.Background())
-	defer cut()
-	server := &http.Server{
-		Handler:           p,
+	s := &server{served: h, cut: cut, failed: make(chan error, 1), log: log, http: &http.Server{
+		Handler:           h,
 		ReadHeaderTimeout: headerTimeout,
 		BaseContext:       func(net.Listener) context.Context { return all },
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}}
+	go func() { s.failed <- s.http.Serve(listener) }()
+	return s
+}
+
+// stop accepts nothing more, and lets the answers in flight end until the time is over. Then it cuts them off, with this
+// warning.
+func (s *server) stop(within time.Duration, warning string) error {
+	defer s.cut()
+	limit, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	// Shutdown refuses new connections at once and waits for all others but upgraded ones, of which it knows nothing.
+	err := s.http.Shutdown(limit)
+	if err == nil {
+		err = s.served.Wait(limit)
 	}
-	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(listener) }()
+	if errors.Is(err, context.DeadlineExceeded) {
+		s.log.Warn(warning, "in_flight", s.served.Open())
+		err = s.http.Close()
+		s.cut()
+		s.served.Cut()
+		limit, cancel := context.WithTimeout(context.Background(), cutTimeout)
+		defer cancel()
+		_ = s.served.Wait(limit)
+	}
+	if ended := <-s.failed; err == nil && !errors.Is(ended, http.ErrServerClosed) {
+		err = ended
+	}
+	return err
+}
+
+// drain is stop with what is to be told of it.
+func (s *server) drain(within time.Duration) error {
+	s.served.Drain()
+	s.log.Info("stopping: answers in flight may end, a second signal ends them at once", "in_flight", s.served.Open(), "drain_timeout", within.String())
+	return s.stop(within, "answers were cut off: they took longer than --drain-timeout")
+}
+
+// serve serves h until ctx ends, and then until the answers in flight have ended or drain is over.
+func serve(ctx context.Context, listener net.Listener, h served, drain time.Duration, log *slog.Logger) error {
+	s := startServer(listener, h, log)
 	select {
-	case err := <-failed:
+	case err := <-s.failed:
+		s.cut()
 		return err
 	case <-ctx.Done():
 	}
-	p.Drain()
-	log.Info("stopping: answers in flight may end, a second signal ends them at once", "in_flight", p.Open(), "drain_timeout", drain.String())
-	limit, cancel := context.WithTimeout(context.Background(), drain)
-	defer cancel()
-	// Shutdown refuses new connections at once and waits for all others but upgraded ones, of which it knows nothing.
-	err := server.Shutdown(limit)
-	if err == nil {
-		err = p.Wait(limit)
-	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		log.Warn("answers were cut off: they took longer than --drain-timeout", "in_flight", p.Open())
-		err = server.Close()
-		cut()
-		p.Cut()
-		limit, cancel := context.WithTimeout(context.Background(), cutTimeout)
-		defer cancel()
-		_ = p.Wait(limit)
-	}
-	if served := <-failed; err == nil && !errors.Is(served, http.ErrServerClosed) {
-		err = served
-	}
+	err := s.drain(drain)
 	if err == nil {
 		log.Info("stopped")
 	}

@@ -63,6 +63,17 @@ type Config struct {
 	// APIKey, when not empty, is asked for (as a bearer token) below /v1.
 	APIKey string
 
+	// DevMode serves /sleep, /wake_up, /is_sleeping and a few more, as
+	// VLLM_SERVER_DEV_MODE=1 does.
+	DevMode bool
+
+	// SleepMode is --enable-sleep-mode. Without it vLLM seems to sleep, and
+	// keeps its memory.
+	SleepMode bool
+
+	// WakeTime is how long /wake_up takes.
+	WakeTime time.Duration
+
 	// OnEnd, when set, is called once for each engine request that ends. See
 	// [Record]. It runs inside the engine: it must be quick, and must not call
 	// the [Sim].

@@ -70,7 +70,7 @@ func (s *Sim) exposition(filter map[string]bool) []byte {
 	p := newPage(s.cfg.Models[0], filter)
 	p.process(&c)
 	if !s.cfg.DisableLogStats {
-		p.scheduler(&c, s.era)
+		p.scheduler(&c, s.era, s.Sleeping())
 		p.counters(&c, s.era)
 		p.histograms(&c, s.era)
 	}
@@ -89,7 +89,7 @@ func (p *page) process(c *counters) {
 	p.sample("process_max_fds", "", 20000)
 }
 
-func (p *page) scheduler(c *counters, v era) {
+func (p *page) scheduler(c *counters, v era, sleepLevel int) {
 	p.gauge("vllm:num_requests_running", "Number of requests in model execution batches.", c.running)
 	p.gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", c.waiting)
 	if v == era032 {
@@ -97,7 +97,7 @@ func (p *page) scheduler(c *counters, v era) {
 			value{"capacity", c.waiting}, value{"deferred", 0})
 	}
 	p.gaugeBy("vllm:engine_sleep_state", "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2.",
-		"sleep_state", value{"awake", 1}, value{"weights_offloaded", 0}, value{"discard_all", 0})
+		"sleep_state", sleepStates(sleepLevel)...)
 	p.gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", 0)
 }
 

@@ -17,6 +17,7 @@ type Sim struct {
 	era    era
 	engine *engine
 	faults atomic.Pointer[Faults]
+	sleep  sleeper
 
 	mu       sync.Mutex // guards closed, and handlers.Add against Close
 	closed   bool
@@ -99,6 +100,12 @@ func (s *Sim) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r.Header.Get("Authorization") != "Bearer "+s.cfg.APIKey {
 		writeJSON(w, http.StatusUnauthorized, `{"error":"Unauthorized"}`)
 		return
+	}
+	if s.cfg.DevMode && s.dev(w, r) {
+		return
+	}
+	if r.Method == http.MethodPost && strings.HasPrefix(path, "/v1/") && !s.awake(r) {
+		panic(http.ErrAbortHandler)
 	}
 	switch {
 	case path == "/v1/chat/completions":

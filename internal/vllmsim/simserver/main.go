@@ -29,6 +29,9 @@ type options struct {
 	ForceIncludeUsage   bool          `help:"As vLLM's --enable-force-include-usage."`
 	DisableLogStats     bool          `help:"As vLLM's --disable-log-stats."`
 	FilteredMetrics     bool          `default:"true" negatable:"" help:"Let /metrics/?name[]= filter."`
+	DevMode             bool          `env:"VLLM_SERVER_DEV_MODE" help:"As VLLM_SERVER_DEV_MODE=1: serve /sleep and /wake_up."`
+	EnableSleepMode     bool          `help:"As vLLM's --enable-sleep-mode."`
+	WakeTime            time.Duration `help:"How long waking up takes."`
 	APIKey              string        `name:"api-key" help:"As vLLM's --api-key."`
 }
 
@@ -53,6 +56,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		PerRequestMetrics: o.PerRequestMetrics, PromptTokensDetails: o.PromptTokensDetails,
 		ForceIncludeUsage: o.ForceIncludeUsage, DisableLogStats: o.DisableLogStats,
 		FilteredMetrics: o.FilteredMetrics, APIKey: o.APIKey,
+		DevMode: o.DevMode, SleepMode: o.EnableSleepMode, WakeTime: o.WakeTime,
 	})
 	if err != nil {
 		fmt.Fprintln(stderr, "simserver:", err)
