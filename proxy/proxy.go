@@ -310,6 +310,7 @@ func (p *Proxy) forward(ex *exchange, rp *httputil.ReverseProxy, w http.Response
 		_ = http.NewResponseController(w).EnableFullDuplex()
 		ex.upload = &upload{ReadCloser: r.Body, left: r.ContentLength}
 		r.Body = ex.upload
+		w = oneContinue{w}
 	}
 	if r.Method == http.MethodPost {
 		ex.alone = p.inFlight.Add(1) == 1
@@ -343,6 +344,19 @@ func (p *Proxy) forward(ex *exchange, rp *httputil.ReverseProxy, w http.Response
 	rp.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, ex)))
 	whole = true
 }
+
+// oneContinue leaves "100 Continue" to the server, which sends one with the first read of the body: that comes when vLLM's
+// was there, or was waited for long enough. Passed on as well, a late one of vLLM's would be the client's second.
+type oneContinue struct{ http.ResponseWriter }
+
+func (w oneContinue) WriteHeader(status int) {
+	if status != http.StatusContinue {
+		w.ResponseWriter.WriteHeader(status)
+	}
+}
+
+// Unwrap is for http.ResponseController.
+func (w oneContinue) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // rewrite makes the request to vLLM out of the client's: another address, nothing else. What ReverseProxy takes away to
 // be safe by default is put back: this proxy decides nothing by it, and vLLM is to see what it would see without it.

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -30,6 +31,61 @@ func (f *filler) Read(p []byte) (int, error) {
 	copy(p[:n], bytes.Repeat([]byte("A"), n))
 	*f -= filler(n)
 	return n, nil
+}
+
+// TestLateContinue: vLLM tells the client to go ahead only after it was not waited for any more. The client was told then.
+func TestLateContinue(t *testing.T) {
+	vllm, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer vllm.Close()
+	go func() {
+		for {
+			conn, err := vllm.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				reader := bufio.NewReader(conn)
+				r, err := http.ReadRequest(reader)
+				if err != nil || r.Method != http.MethodPost {
+					return // what the proxy asks of itself
+				}
+				if first, _ := r.Body.Read(make([]byte, 1)); first != 1 {
+					t.Error("no body comes")
+				}
+				_, _ = io.WriteString(conn, "HTTP/1.1 100 Continue\r\n\r\n")
+				_, _ = io.Copy(io.Discard, r.Body)
+				_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+			}()
+		}
+	}()
+	r := newRig(t, "http://"+vllm.Addr().String())
+	conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(time.Minute))
+	_, _ = io.WriteString(conn, "POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nConnection: close\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
+	reader := bufio.NewReader(conn)
+	var statuses []string
+	for range 2 {
+		line, err := reader.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		statuses = append(statuses, line)
+		if len(statuses) == 1 {
+			_, _ = reader.ReadString('\n')
+			_, _ = io.WriteString(conn, "body")
+		}
+	}
+	if want := []string{"HTTP/1.1 100 Continue\r\n", "HTTP/1.1 200 OK\r\n"}; !slices.Equal(statuses, want) {
+		t.Errorf("%q, want %q", statuses, want)
+	}
 }
 
 // TestBigRequest: 12 MiB in a body reach vLLM whole, a client that waits for its go-ahead gets just one, and when vLLM
