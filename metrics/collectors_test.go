@@ -23,7 +23,7 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-var update = flag.Bool("update", false, "write testdata/exposition.txt anew")
+var update = flag.Bool("update", false, "write testdata/exposition.txt and docs/metrics.md anew")
 
 // ours are the families but those of the Go runtime and the process, whose
 // values nobody can foretell.

@@ -145,7 +145,7 @@ func (u *upstream) learn(ctx context.Context) bool {
 
 // advice is what would make all numbers exact.
 func advice(version string) string {
-	if version != "" && !atLeast(version, 0, 25) {
+	if !HasNative(version) {
 		return "vLLM 0.25 or newer started with --enable-per-request-metrics --enable-prompt-tokens-details makes every number exact"
 	}
 	return "Start vLLM with --enable-per-request-metrics --enable-prompt-tokens-details to make every number exact, if it is not"

@@ -54,6 +54,9 @@ func (e *engine) do(ctx context.Context, method, path, query, body string) (int,
 	req.Header.Set("User-Agent", "vllm-timings")
 	if e.key != "" {
 		req.Header.Set("Authorization", "Bearer "+e.key)
+	} else if user := e.base.User; user != nil {
+		password, _ := user.Password()
+		req.SetBasicAuth(user.Username(), password)
 	}
 	resp, err := e.transport.RoundTrip(req)
 	if err != nil {

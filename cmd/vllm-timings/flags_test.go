@@ -95,7 +95,7 @@ func TestWrong(t *testing.T) {
 				`--max-event-bytes: 1 is too little: it must be at least 16777216`,
 				`--drain-timeout: "-1s" is too short: it must be at least 0s`,
 				`--log-level: "loud" must be one of debug, info, warn, error`,
-				`--log-format (from VLLM_TIMINGS_LOG_FORMAT): "xml" must be one of text, json`,
+				`--log-format (from VLLM_TIMINGS_LOG_FORMAT): "xml" must be one of text, json, llama`,
 			},
 		},
 	} {
@@ -134,7 +134,7 @@ func TestWrong(t *testing.T) {
 func TestComplete(t *testing.T) {
 	for args, check := range map[string]func(*settings) bool{
 		"": func(s *settings) bool {
-			return !s.keepMetrics && !s.usageAlways && s.drain == 30*time.Second && !s.logJSON
+			return !s.keepMetrics && !s.usageAlways && s.drain == 30*time.Second && s.logFormat == "text"
 		},
 		"--keep-metrics":                     func(s *settings) bool { return s.keepMetrics },
 		"--keep-metrics=false":               func(s *settings) bool { return !s.keepMetrics },
@@ -144,7 +144,7 @@ func TestComplete(t *testing.T) {
 		"--upstream unix:///run/a?#%2f":      func(s *settings) bool { return s.upstream.Scheme == "unix" && s.upstream.Path == "/run/a?#%2f" },
 		"--upstream-api-key a.b-c ":          func(s *settings) bool { return s.key == "a.b-c" && s.cas == nil },
 		"--upstream http://[::1]:8010":       func(s *settings) bool { return s.upstream.Hostname() == "::1" },
-		"--sources window --log-format=json": func(s *settings) bool { return s.sources.String() == "window" && s.logJSON },
+		"--sources window --log-format=json": func(s *settings) bool { return s.sources.String() == "window" && s.logFormat == "json" },
 	} {
 		c := new(cli)
 		parser, err := kong.New(c, kong.Name("x"))

@@ -26,6 +26,7 @@ type cli struct {
 	Serve       serveCmd       `cmd:"" help:"Serve as a proxy before vLLM."`
 	Run         runCmd         `cmd:"" help:"Start vLLM, and serve as a proxy before it."`
 	Sleep       sleepCmd       `cmd:"" help:"Put a vLLM with sleep mode to sleep, as llama-swap's cmdStop."`
+	Doctor      doctorCmd      `cmd:"" help:"Say what was found at vLLM's address, which numbers are exact, and what would make more of them so."`
 	Patch       patchCmd       `cmd:"" help:"Patch the source of vLLM, so that it makes timings itself."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Exit with 0 if a vllm-timings answers, with 1 if not."`
 	Version     versionCmd     `cmd:"" help:"Print version, commit and date."`

@@ -142,7 +142,7 @@ func commandUpstream(command []string) (u *url.URL, choose bool, err error) {
 	return &url.URL{Scheme: scheme, Host: net.JoinHostPort(host, port)}, false, nil
 }
 
-// exitCode is the command's, and becomes ours.
+// exitCode ends the program without a word: it is the command's, or what doctor says by it.
 type exitCode int
 
 func (c exitCode) Error() string { return "the command ended with exit code " + strconv.Itoa(int(c)) }

@@ -83,6 +83,7 @@ func (l *launched) get(t *testing.T, path string) (*http.Response, string) {
 func TestRun(t *testing.T) {
 	t.Setenv("VLLM_TIMINGS_NATIVE_METRICS", "on")
 	l := startRun(t, "wait", nil)
+	l.log.await(t, `msg=serving listen=http://127\.0\.0\.1:\d+ upstream="a free port" sources=upstream,native,window,observed command=\S+ version=\S+\n`)
 	if resp, body := l.get(t, "/health"); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
 		t.Errorf("%s: %s", resp.Status, body)
 	}

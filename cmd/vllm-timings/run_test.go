@@ -40,7 +40,7 @@ func TestRunWrong(t *testing.T) {
 				`--stop-timeout: "-1s" is too short: it must be at least 0s`,
 				`--sleep-mode (from VLLM_TIMINGS_SLEEP_MODE): "maybe" is neither true nor false`,
 				`--sleep-level: "3" must be one of 1, 2`,
-				`--log-format: "w" must be one of text, json`,
+				`--log-format: "w" must be one of text, json, llama`,
 				"there is no command: write it behind --, as in vllm-timings run -- vllm serve MODEL",
 			},
 		},

@@ -60,7 +60,7 @@ type (
 	// LogFlags say what is told.
 	LogFlags struct {
 		LogLevel  string `default:"info" placeholder:"LEVEL" help:"debug, info, warn or error. Default ${default}."`
-		LogFormat string `default:"text" placeholder:"FORMAT" help:"text or json. Default ${default}."`
+		LogFormat string `default:"text" placeholder:"FORMAT" help:"text, json, or llama: as text, with the numbers of a request in the lines that llama.cpp prints. Default ${default}."`
 	}
 )
 
@@ -77,7 +77,7 @@ type settings struct {
 	maxEvent    int
 	drain       time.Duration
 	logLevel    slog.Level
-	logJSON     bool
+	logFormat   string
 }
 
 // complete reads all flags and reports all that is wrong with them at once.
@@ -144,9 +144,8 @@ func (c *LogFlags) complete(s *settings, wrong *problems) {
 	var err error
 	s.logLevel, err = parseLevel(c.LogLevel)
 	wrong.add("log-level", c.LogLevel, err)
-	format, err := parseWord(c.LogFormat, "text", "json")
+	s.logFormat, err = parseWord(c.LogFormat, "text", "json", "llama")
 	wrong.add("log-format", c.LogFormat, err)
-	s.logJSON = format == "json"
 }
 
 func (c *AccessFlags) complete(s *settings, wrong *problems) {
@@ -179,8 +178,11 @@ func (c *serveCmd) check() error {
 
 func (s *settings) logger(w io.Writer) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: s.logLevel}
-	if s.logJSON {
+	switch s.logFormat {
+	case "json":
 		return slog.New(slog.NewJSONHandler(w, opts))
+	case "llama":
+		return slog.New(newLlamaLog(w, opts))
 	}
 	return slog.New(slog.NewTextHandler(w, opts))
 }
