@@ -18,7 +18,8 @@ BUILDVCS := $(if $(wildcard .git),$(if $(shell git rev-parse -q --verify HEAD 2>
 # without it, and say so.
 RACE := $(if $(shell command -v "$$($(GO) env CC)" 2>/dev/null),-race)
 
-# A Go module of its own: BuildKit's dependencies stay out of ours.
+# A Go module of its own: the dependencies of BuildKit, Compose and Kubernetes stay
+# out of ours.
 NESTED := internal/dockercheck
 
 .PHONY: help
