@@ -107,12 +107,17 @@ bench-short: ## the same, short: shows that it works, not a measurement
 e2e-env:
 	bash internal/e2e/vllm-env.sh
 
+# TestPatchedImage patches an older one.
+.PHONY: e2e-older
+e2e-older:
+	bash internal/e2e/vllm-env.sh 0.19.1
+
 .PHONY: e2e-clients
 e2e-clients:
 	bash internal/e2e/clients-env.sh
 
 .PHONY: e2e
-e2e: e2e-env e2e-clients ## tests with real vLLM (on the CPU), real llama-swap and real clients
+e2e: e2e-env e2e-older e2e-clients ## tests with real vLLM (on the CPU), real llama-swap and real clients
 	$(GO) test -tags e2e -count=1 -timeout 60m -v ./internal/e2e/...
 
 .PHONY: accuracy
