@@ -13,6 +13,7 @@ import (
 func TestSpeculative(t *testing.T) {
 	shared.several.want() // the next test's vLLM starts beside this one's
 	vllm := shared.speculative.get(t)
+	t.Cleanup(shared.speculative.stop) // each engine has 3 GB
 	var drafted, accepted int64
 	for _, source := range []string{"window", "native"} {
 		sidecar := startSidecar(t, vllm.URL, "--sources", source, "--keep-metrics")
@@ -46,6 +47,7 @@ func TestSpeculative(t *testing.T) {
 // each engine, and only as a whole.
 func TestSeveralEngines(t *testing.T) {
 	vllm := shared.several.get(t)
+	t.Cleanup(shared.several.stop)
 	if a := get(t, vllm.URL+"/metrics/?name[]=vllm:request_prefill_time_seconds_sum"); len(a.body) > 0 {
 		t.Errorf("the filtered page is not empty any more: read it, it is cheaper\n%s", a.body)
 	}

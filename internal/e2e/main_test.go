@@ -71,7 +71,7 @@ func (in *instance) want() {
 	})
 }
 
-// stop ends it.
+// stop ends it. Nobody may want it afterwards.
 func (in *instance) stop() {
 	in.once.Do(func() {
 		in.err = errors.New("nobody wanted it")
@@ -79,6 +79,7 @@ func (in *instance) stop() {
 	})
 	if <-in.ready; in.started() {
 		in.vllm.Stop()
+		in.err = errors.New("it was stopped")
 	}
 }
 
