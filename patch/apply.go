@@ -53,7 +53,8 @@ func (t *Tree) Revert(ctx context.Context, r Request) (Result, error) {
 }
 
 // Status says where the tree stands towards each set; of none named, towards the embedded one that fits best. Unlike the
-// others it has no error for a tree that drifted.
+// others it has no error for a tree that drifted; and where another script has patched the tree, it says where the tree
+// stands as well as that.
 func (t *Tree) Status(ctx context.Context, r Request) (Result, error) {
 	unlock, err := t.lock(ctx)
 	if err != nil {
@@ -64,7 +65,20 @@ func (t *Tree) Status(ctx context.Context, r Request) (Result, error) {
 		return Result{}, err
 	}
 	res, _, err := t.survey(r)
+	if err == nil {
+		err = t.ours()
+	}
 	return res, err
+}
+
+// ours is an error where another script has patched the tree.
+func (t *Tree) ours() error {
+	foreign, err := t.foreign()
+	if err == nil && len(foreign) > 0 {
+		err = fmt.Errorf("%s was patched by another script, which left its marker %q in %s: revert that one, or install vLLM again, first",
+			t.Dir, foreignMarker, strings.Join(foreign, ", "))
+	}
+	return err
 }
 
 // settled is an error where a patcher was cut off.
@@ -208,11 +222,8 @@ const (
 
 // plan works out all files in memory: in the direction forward as the sets leave them, else as they were.
 func (t *Tree) plan(r Request, d direction) (Result, overlay, error) {
-	if foreign, err := t.foreign(); err != nil {
+	if err := t.ours(); err != nil {
 		return Result{}, overlay{}, err
-	} else if len(foreign) > 0 {
-		return Result{}, overlay{}, fmt.Errorf("%s was patched by another script, which left its marker %q in %s: revert that one, or install vLLM again, first",
-			t.Dir, foreignMarker, strings.Join(foreign, ", "))
 	}
 	res, o, err := t.survey(r)
 	if err != nil {

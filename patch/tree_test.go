@@ -101,7 +101,7 @@ func TestDrift(t *testing.T) {
 			tree, r := stockTree(t)
 			writeTree(t, tree.Dir, c.files)
 			before := listing(t, tree.Dir)
-			for _, do := range []func(*Tree, context.Context, Request) (Result, error){(*Tree).Check, (*Tree).Apply, (*Tree).Revert} {
+			for _, do := range []func(*Tree, context.Context, Request) (Result, error){(*Tree).Check, (*Tree).Apply, (*Tree).Revert, (*Tree).Status} {
 				_, err := do(tree, t.Context(), r)
 				refused(t, err, c.want...)
 				if drift := (*DriftError)(nil); !errors.As(err, &drift) || drift.Set != "mine" || drift.Survey.State != Drifted {
@@ -153,7 +153,7 @@ func TestForeign(t *testing.T) {
 	tree, r := stockTree(t)
 	writeTree(t, tree.Dir, map[string]string{"v1/unedited.py": "x = 2  # [patch_timings]\n", "new/n.py": "# [patch_timings]\n"})
 	before := listing(t, tree.Dir)
-	for _, do := range []func(*Tree, context.Context, Request) (Result, error){(*Tree).Check, (*Tree).Apply, (*Tree).Revert} {
+	for _, do := range []func(*Tree, context.Context, Request) (Result, error){(*Tree).Check, (*Tree).Apply, (*Tree).Revert, (*Tree).Status} {
 		_, err := do(tree, t.Context(), r)
 		refused(t, err, tree.Dir+` was patched by another script, which left its marker "# [patch_timings]" in new/n.py, v1/unedited.py: revert that one, or install vLLM again, first`)
 	}
