@@ -101,7 +101,7 @@ func TestDrift(t *testing.T) {
 			tree, r := stockTree(t)
 			writeTree(t, tree.Dir, c.files)
 			before := listing(t, tree.Dir)
-			for _, do := range []func(*Tree, context.Context, Request) (Result, error){(*Tree).Check, (*Tree).Apply, (*Tree).Revert, (*Tree).Status} {
+			for _, do := range []func(*Tree, context.Context, Request) (Result, error){(*Tree).Check, (*Tree).Apply, (*Tree).Revert} {
 				_, err := do(tree, t.Context(), r)
 				refused(t, err, c.want...)
 				if drift := (*DriftError)(nil); !errors.As(err, &drift) || drift.Set != "mine" || drift.Survey.State != Drifted {
