@@ -21,6 +21,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+
+	"github.com/vllm-timings/vllm-timings/internal/needs"
 )
 
 var update = flag.Bool("update", false, "write testdata/exposition.txt and docs/metrics.md anew")
@@ -129,13 +131,7 @@ func TestExposition(t *testing.T) {
 // TestPromtool runs the linter of an installed Prometheus over the text that
 // is appended to vLLM's page.
 func TestPromtool(t *testing.T) {
-	promtool, err := exec.LookPath("promtool")
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal(err)
-		}
-		t.Skip("no promtool here (it is in the Debian package prometheus): ", err)
-	}
+	promtool := needs.Program(t, "promtool", "prometheus")
 	var text bytes.Buffer
 	if err := exercised(prometheus.NewRegistry()).WriteText(&text); err != nil {
 		t.Fatal(err)

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/vllm-timings/vllm-timings/internal/needs"
 )
 
 // one is a small change of a.py, below any header.
@@ -126,7 +128,7 @@ func TestParseDiffOfTools(t *testing.T) {
 		{"git", "diff", "--no-index", filepath.Join(dir, "a/vllm"), filepath.Join(dir, "b/vllm")},
 	} {
 		t.Run(strings.Join(command[:3], " "), func(t *testing.T) {
-			cmd := exec.Command(program(t, command[0]), command[1:]...)
+			cmd := exec.Command(needs.Program(t, command[0], command[0]), command[1:]...)
 			cmd.Dir = dir
 			diff, err := cmd.Output()
 			if code := cmd.ProcessState.ExitCode(); code != 1 {

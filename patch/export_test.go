@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/vllm-timings/vllm-timings/internal/needs"
 )
 
 // exported are trees and sets whose diffs are not all alike.
@@ -90,7 +92,7 @@ func TestDiff(t *testing.T) {
 				t.Run(commands[1][0], func(t *testing.T) {
 					own := newTree(t, c.files)
 					for _, command := range commands {
-						cmd := exec.Command(program(t, command[0]), command[1:]...)
+						cmd := exec.Command(needs.Program(t, command[0], command[0]), command[1:]...)
 						cmd.Dir = filepath.Dir(own.Dir)
 						cmd.Stdin = strings.NewReader(string(diff))
 						if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), "fuzz") || strings.Contains(string(out), "offset") {

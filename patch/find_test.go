@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/vllm-timings/vllm-timings/internal/needs"
 )
 
 // environment makes an environment of Python and returns its folder, its python and its site-packages.
@@ -16,8 +18,8 @@ func environment(t *testing.T) (dir, python, site string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command(realPython(t), "-m", "venv", "--without-pip", dir).CombinedOutput(); err != nil {
-		unable(t, "no environment can be made: ", err, " ", string(out))
+	if out, err := exec.Command(needs.Python(t), "-m", "venv", "--without-pip", dir).CombinedOutput(); err != nil {
+		needs.Unable(t, "no environment can be made: ", err, " ", string(out))
 	}
 	python = filepath.Join(dir, "bin", "python3")
 	found, err := filepath.Glob(filepath.Join(dir, "lib", "python3*", "site-packages"))

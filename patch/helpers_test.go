@@ -7,48 +7,12 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 )
-
-// unable ends a test that cannot run here. CI must not pass without it.
-func unable(t testing.TB, why ...any) {
-	t.Helper()
-	if os.Getenv("CI") == "true" {
-		t.Fatal(why...)
-	}
-	t.Skip(why...)
-}
-
-// program returns the path of a program that a test needs.
-func program(t testing.TB, name string) string {
-	t.Helper()
-	path, err := exec.LookPath(name)
-	if err != nil {
-		unable(t, "this test needs the program ", name, ": ", err)
-	}
-	return path
-}
-
-// thePython asks a python3 for its own path, as the one in PATH may be a slow script that looks for the right one.
-var thePython = sync.OnceValues(func() (string, error) {
-	out, err := exec.Command("python3", "-c", "import sys; print(sys.executable)").Output()
-	return strings.TrimSpace(string(out)), err
-})
-
-func realPython(t testing.TB) string {
-	t.Helper()
-	python, err := thePython()
-	if err != nil {
-		unable(t, "this test needs python3: ", err)
-	}
-	return python
-}
 
 // writeTree writes files by their path below dir.
 func writeTree(t testing.TB, dir string, files map[string]string) {

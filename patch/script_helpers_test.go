@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/vllm-timings/vllm-timings/internal/needs"
 )
 
 const scriptPrefix = "vllm-timings-patch: "
@@ -102,7 +104,7 @@ func scriptSame(t *testing.T, what string, got, want map[string]string) {
 // engineTree opens a tree for the engine, which is spared its starts of Python: the script compiles the same files.
 func engineTree(t *testing.T, dir string) *Tree {
 	t.Helper()
-	tree, err := Open(dir, program(t, "true"))
+	tree, err := Open(dir, needs.Program(t, "true", "coreutils"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +139,7 @@ func runScript(t *testing.T, cmd *exec.Cmd) scriptRun {
 // scriptOK runs the script, which must do it.
 func scriptOK(t *testing.T, script, dir string, args ...string) scriptRun {
 	t.Helper()
-	r := runScript(t, exec.Command(realPython(t), append([]string{"-S", script, "--vllm-dir", dir}, args...)...))
+	r := runScript(t, exec.Command(needs.Python(t), append([]string{"-S", script, "--vllm-dir", dir}, args...)...))
 	if r.code != 0 {
 		t.Fatalf("%v: exit %d: %s", args, r.code, r.stderr)
 	}
@@ -202,7 +204,7 @@ func scriptSides(t *testing.T, set Set, files map[string]string) (old, new map[s
 	t.Helper()
 	dir := scriptTree(t, files)
 	old = scriptSnapshot(t, dir)
-	tree, err := Open(dir, realPython(t))
+	tree, err := Open(dir, needs.Python(t))
 	if err != nil {
 		t.Fatal(err)
 	}

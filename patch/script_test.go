@@ -11,13 +11,15 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/vllm-timings/vllm-timings/internal/needs"
 )
 
 // The exported script and the engine have one set of rules, so most tests here do the same to two copies of a tree, one
 // with each, and compare: what they leave, and what they say.
 func TestScriptDoesWhatTheEngineDoes(t *testing.T) {
 	t.Parallel()
-	python := realPython(t)
+	python := needs.Python(t)
 	tests := []struct {
 		name   string
 		files  map[string]string

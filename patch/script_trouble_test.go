@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/vllm-timings/vllm-timings/internal/needs"
 )
 
 // scriptUnder runs some lines of Python, and then the script in the same process, with its arguments.
@@ -22,7 +24,7 @@ func scriptUnder(python, prelude, script string, args ...string) *exec.Cmd {
 
 func TestScriptWithoutTheRight(t *testing.T) {
 	t.Parallel()
-	python, script := realPython(t), scriptFile(t, "", false, scriptSet(t, "mine", scriptThree))
+	python, script := needs.Python(t), scriptFile(t, "", false, scriptSet(t, "mine", scriptThree))
 	// Root may write anywhere, unless it lets go of that: 24 is PR_CAPBSET_DROP, 0 to 2 the rights to give files away and to
 	// pass over modes.
 	run := func(args ...string) *exec.Cmd {
@@ -47,9 +49,7 @@ func TestScriptWithoutTheRight(t *testing.T) {
 		}
 	})
 	t.Run("owner", func(t *testing.T) {
-		if os.Geteuid() != 0 {
-			t.Skip("only root can make a file of another user")
-		}
+		needs.Root(t, "make a file of another user")
 		dir := scriptTree(t, scriptThreeFiles)
 		if err := os.Chown(filepath.Join(dir, "sub", "b.py"), 12345, 12346); err != nil {
 			t.Skipf("this root may not give files away: %v", err)
@@ -74,7 +74,7 @@ func TestScriptWithoutTheRight(t *testing.T) {
 // A read-only disk refuses to remove even what is not there. Python asks before each such step, and may be told no.
 func TestScriptOnAReadOnlyDisk(t *testing.T) {
 	t.Parallel()
-	python, script := realPython(t), scriptFile(t, "", false, scriptSet(t, "mine", scriptThree))
+	python, script := needs.Python(t), scriptFile(t, "", false, scriptSet(t, "mine", scriptThree))
 	const readOnly = `
 import errno, os, sys
 tree = sys.argv[-1]
@@ -103,7 +103,7 @@ sys.addaudithook(hook)`
 // the first, the second and each further one.
 func TestScriptKilledAtEachStep(t *testing.T) {
 	t.Parallel()
-	python := realPython(t)
+	python := needs.Python(t)
 	set := scriptSet(t, "mine", scriptThree)
 	script := scriptFile(t, "", false, set)
 	old, new := scriptSides(t, set, scriptThreeFiles)
@@ -148,7 +148,7 @@ sys.addaudithook(hook)`
 
 func TestScriptKilledAtAnyTime(t *testing.T) {
 	t.Parallel()
-	python := realPython(t)
+	python := needs.Python(t)
 	set, files := scriptMany(t, 12)
 	script := scriptFile(t, "", false, set)
 	old, new := scriptSides(t, set, files)
@@ -244,7 +244,7 @@ func TestScriptPutsTheEngineRight(t *testing.T) {
 
 func TestScriptOnAFullDisk(t *testing.T) {
 	t.Parallel()
-	python := realPython(t)
+	python := needs.Python(t)
 	set, files := scriptMany(t, 4) // each file is longer than the one before
 	script := scriptFile(t, "", false, set)
 	const limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))"
@@ -265,7 +265,7 @@ func TestScriptOnAFullDisk(t *testing.T) {
 // What fails late is undone: here the text on disk, which somebody spoils in the moment before it is looked at.
 func TestScriptUndoesWhatDoesNotCompile(t *testing.T) {
 	t.Parallel()
-	python := realPython(t)
+	python := needs.Python(t)
 	script := scriptFile(t, "", false, scriptSet(t, "mine", scriptThree))
 	const fail = `
 import builtins
@@ -289,7 +289,7 @@ builtins.compile = late`
 // A signal waits until the files are changed.
 func TestScriptInterrupted(t *testing.T) {
 	t.Parallel()
-	python := realPython(t)
+	python := needs.Python(t)
 	set := scriptSet(t, "mine", scriptThree)
 	script := scriptFile(t, "", false, set)
 	_, new := scriptSides(t, set, scriptThreeFiles)
@@ -309,7 +309,7 @@ sys.addaudithook(hook)`
 
 func TestScriptsAtOnce(t *testing.T) {
 	t.Parallel()
-	python := realPython(t)
+	python := needs.Python(t)
 	set, files := scriptMany(t, 12)
 	script := scriptFile(t, "", false, set)
 	_, new := scriptSides(t, set, files)
@@ -343,7 +343,7 @@ func TestScriptsAtOnce(t *testing.T) {
 
 func TestScriptLeavesARunningVLLMAlone(t *testing.T) {
 	t.Parallel()
-	python := realPython(t)
+	python := needs.Python(t)
 	if _, err := os.Stat("/proc/self/maps"); err != nil {
 		t.Skip("no /proc: processes cannot be looked into")
 	}

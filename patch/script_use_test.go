@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/vllm-timings/vllm-timings/internal/needs"
 )
 
 func TestScriptSays(t *testing.T) {
@@ -33,7 +35,7 @@ func TestScriptSays(t *testing.T) {
 
 func TestScriptTakesTheSetThatFits(t *testing.T) {
 	t.Parallel()
-	python := realPython(t)
+	python := needs.Python(t)
 	one := scriptSet(t, "one", "--- a/vllm/a.py\n+++ b/vllm/a.py\n@@ -1 +1 @@\n-A = 1\n+A = 10\n")
 	two := scriptSet(t, "two", "--- a/vllm/a.py\n+++ b/vllm/a.py\n@@ -1 +1 @@\n-A = 1\n+A = 20\n--- a/vllm/b.py\n+++ b/vllm/b.py\n@@ -1 +1 @@\n-B = 1\n+B = 20\n")
 	other := scriptSet(t, "other", "--- a/vllm/c.py\n+++ b/vllm/c.py\n@@ -1,2 +1 @@\n-C = 1\n-C = 2\n+C = 20\n@@ -3 +2 @@\n-D = 1\n+D = 2\n")
@@ -72,7 +74,7 @@ func TestScriptTakesTheSetThatFits(t *testing.T) {
 
 func TestScriptRefusesAnotherGate(t *testing.T) {
 	t.Parallel()
-	python := realPython(t)
+	python := needs.Python(t)
 	set := scriptSet(t, "mine", scriptThree)
 	for _, gates := range [][2]string{{"", "ON"}, {"ON", ""}, {"ON", "OTHER"}} {
 		dir := scriptTree(t, scriptThreeFiles)
@@ -123,7 +125,7 @@ func TestScriptLeavesWhatALinkSharesAlone(t *testing.T) {
 
 func TestScriptCommandLine(t *testing.T) {
 	t.Parallel()
-	python, script := realPython(t), scriptFile(t, "", false, scriptSet(t, "mine", scriptPlain))
+	python, script := needs.Python(t), scriptFile(t, "", false, scriptSet(t, "mine", scriptPlain))
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)
@@ -158,7 +160,7 @@ func TestScriptCommandLine(t *testing.T) {
 
 func TestScriptFindsVLLM(t *testing.T) {
 	t.Parallel()
-	python, script := realPython(t), scriptFile(t, "", false, scriptSet(t, "mine", scriptPlain))
+	python, script := needs.Python(t), scriptFile(t, "", false, scriptSet(t, "mine", scriptPlain))
 	installed, shadow, working := scriptTree(t, scriptThreeFiles), scriptTree(t, scriptThreeFiles), scriptTree(t, scriptThreeFiles)
 	beside := filepath.Join(filepath.Dir(script), "vllm")
 	if err := os.CopyFS(beside, os.DirFS(installed)); err != nil {
@@ -219,7 +221,7 @@ func TestScriptFindsVLLM(t *testing.T) {
 // The script runs on each Python that vLLM has had.
 func TestScriptOnOtherPythons(t *testing.T) {
 	t.Parallel()
-	python := realPython(t)
+	python := needs.Python(t)
 	set := scriptSet(t, "mine", scriptThree)
 	script := scriptFile(t, "", false, set)
 	t.Run("syntax", func(t *testing.T) {

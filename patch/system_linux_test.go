@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"strconv"
 	"testing"
+
+	"github.com/vllm-timings/vllm-timings/internal/needs"
 )
 
 // TestServing: a process that has a library of the tree in its memory.
@@ -15,7 +17,7 @@ func TestServing(t *testing.T) {
 	tree, r := stockTree(t)
 	writeText(t, tree.name("_C.abi3.so"), "compiled")
 	before := listing(t, tree.Dir)
-	server := exec.Command(realPython(t), "-c", `import mmap, sys
+	server := exec.Command(needs.Python(t), "-c", `import mmap, sys
 f = open(sys.argv[1], "rb")
 m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_EXEC)
 print("serving", flush=True)
@@ -38,9 +40,9 @@ sys.stdin.read()
 	}
 	t.Cleanup(stop)
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "serving\n" {
-		t.Skipf("this machine maps no file so: %q, %v", line, err)
+		t.Fatalf("it maps no file: %q, %v", line, err)
 	}
-	want := fmt.Sprintf("%s is in use by process %d (%s -c import mmap", tree.Dir, server.Process.Pid, realPython(t))
+	want := fmt.Sprintf("%s is in use by process %d (%s -c import mmap", tree.Dir, server.Process.Pid, needs.Python(t))
 	advice := "stop vLLM first, or give --force and start it again afterwards"
 	_, err = tree.Apply(t.Context(), r)
 	refused(t, err, want, advice)
@@ -63,9 +65,7 @@ sys.stdin.read()
 
 // TestOwner: each file keeps its owner, and one that is added has that of __init__.py.
 func TestOwner(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("only root can give files away")
-	}
+	needs.Root(t, "give files away")
 	tree, r := stockTree(t)
 	for path := range stock {
 		if err := os.Chown(tree.name(path), 1234, 2345); err != nil {

@@ -43,7 +43,7 @@ func Open(dir, python string) (*Tree, error) {
 		}
 		return nil, fmt.Errorf("no vllm package at %s: it has no __init__.py; give the folder vllm that holds it", dir)
 	}
-	return &Tree{Dir: dir, Version: versionOf(dir), Python: python}, nil
+	return &Tree{Dir: dir, Version: Version(dir), Python: python}, nil
 }
 
 func isFile(name string) bool {
@@ -61,8 +61,9 @@ func bare(err error) error {
 
 var versionLine = regexp.MustCompile(`(?m)^\s*(?:__version__ = )?(?:version|__version__) = ['"]([^'"]+)['"]`)
 
-// versionOf reads what setuptools-scm wrote into _version.py. It is only shown: sets are chosen by their anchors.
-func versionOf(dir string) string {
+// Version reads what setuptools-scm wrote into the _version.py of a vllm package folder; "" where that says none. It is only
+// shown: sets are chosen by their anchors.
+func Version(dir string) string {
 	text, err := os.ReadFile(filepath.Join(dir, "_version.py"))
 	if err != nil {
 		return ""

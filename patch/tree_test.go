@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/vllm-timings/vllm-timings/internal/needs"
 )
 
 func TestOpen(t *testing.T) {
@@ -36,7 +38,7 @@ func TestOpen(t *testing.T) {
 		"nothing\n":                                                                "",
 	} {
 		writeText(t, tree.name("_version.py"), text)
-		if got := versionOf(tree.Dir); got != want {
+		if got := Version(tree.Dir); got != want {
 			t.Errorf("%q: %q", text, got)
 		}
 	}
@@ -52,7 +54,7 @@ func TestOpen(t *testing.T) {
 // TestApply: to and fro, as it is meant.
 func TestApply(t *testing.T) {
 	tree, r := stockTree(t)
-	tree.Python = realPython(t)
+	tree.Python = needs.Python(t)
 	before := listing(t, tree.Dir)
 	for range 2 {
 		res, err := tree.Check(t.Context(), r)
@@ -274,7 +276,7 @@ func TestCompiled(t *testing.T) {
 	}
 	t.Run("Python runs what is on disk", func(t *testing.T) {
 		tree, r := stockTree(t)
-		tree.Python = realPython(t)
+		tree.Python = needs.Python(t)
 		value := func() string {
 			cmd := exec.Command(tree.Python, "-c", "import vllm.a; print(vllm.a.a())")
 			cmd.Dir = filepath.Dir(tree.Dir)
@@ -303,7 +305,7 @@ const brokenDiff = "--- a/vllm/a.py\n+++ b/vllm/a.py\n@@ -1 +1,2 @@\n import os\
 func TestDoesNotCompile(t *testing.T) {
 	t.Run("in memory", func(t *testing.T) {
 		tree := newTree(t, stock)
-		tree.Python = realPython(t)
+		tree.Python = needs.Python(t)
 		r := Request{Sets: []Set{parse(t, "mine", brokenDiff)}}
 		before := listing(t, tree.Dir)
 		tree.before = func(step, path string) error { return fmt.Errorf("%s %s is begun", step, path) }
@@ -333,7 +335,7 @@ func TestDoesNotCompile(t *testing.T) {
 	})
 	t.Run("a tree that hides the standard library", func(t *testing.T) {
 		tree, r := stockTree(t)
-		tree.Python = realPython(t)
+		tree.Python = needs.Python(t)
 		writeTree(t, tree.Dir, map[string]string{"json.py": "raise SystemExit('mine')\n", "enum.py": "raise SystemExit('mine')\n"})
 		t.Chdir(tree.Dir)
 		mustApply(t, tree, r)

@@ -4,7 +4,6 @@ import (
 	"encoding/pem"
 	"io"
 	"log"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -94,15 +93,7 @@ func TestUpstreamSocket(t *testing.T) {
 		t.Errorf("%s: %s", resp.Status, body)
 	}
 
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := httptest.NewUnstartedServer(startSim(t))
-	s.Listener.Close()
-	s.Listener = listener
-	s.Start()
-	t.Cleanup(s.Close)
+	serveSocket(t, path)
 	p.log.await(t, `msg="found vLLM 0\.32\.0: .*`+named)
 	if body := ask(t, p); gjson.Get(body, "timings.estimated").Exists() || gjson.Get(body, "timings.predicted_n").Int() != 5 {
 		t.Errorf("%s\n%s", body, p.log)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"flag"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -228,16 +227,9 @@ func TestDoctorSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	listener, err := net.Listen("unix", filepath.Join(dir, "vllm.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := httptest.NewUnstartedServer(startSim(t))
-	s.Listener.Close()
-	s.Listener = listener
-	s.Start()
-	t.Cleanup(s.Close)
-	url := "unix://" + listener.Addr().String()
+	path := filepath.Join(dir, "vllm.sock")
+	serveSocket(t, path)
+	url := "unix://" + path
 	code, stdout, stderr := run("doctor", "--upstream", url)
 	if code != 1 || stderr != "" {
 		t.Errorf("exit code %d, %q", code, stderr)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/vllm-timings/vllm-timings/cmd/vllm-timings/launch"
 	"github.com/vllm-timings/vllm-timings/internal/e2e/stack"
+	"github.com/vllm-timings/vllm-timings/internal/needs"
 )
 
 // fakeVLLM is the command `vllm serve MODEL --served-model-name NAME ... --port PORT`, or `docker run ... -p ADDR:PORT:8000`
@@ -42,7 +43,7 @@ exec simserver --listen "127.0.0.1:$port" --model "$name" --decode-step 1ms $fla
 func TestLlamaSwapExamples(t *testing.T) {
 	llamaSwap, err := stack.FindLlamaSwap()
 	if err != nil {
-		unable(t, err)
+		needs.Unable(t, err)
 	}
 	file, err := binary()
 	if err != nil {

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/vllm-timings/vllm-timings/internal/needs"
 )
 
 // TestPatchKilled: a real process that is ended at any moment, and the next one, which puts it right.
@@ -104,9 +106,7 @@ func TestPatchKilled(t *testing.T) {
 
 // TestPatchOtherUser: one who may read but not write.
 func TestPatchOtherUser(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("only root can be somebody else")
-	}
+	needs.Root(t, "be somebody else")
 	file, err := binary()
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +129,7 @@ func TestPatchOtherUser(t *testing.T) {
 		return cmd.ProcessState.ExitCode(), string(out)
 	}
 	if _, err := os.Stat("/usr/bin/python3"); err != nil {
-		t.Skip("a Python that everybody may run is needed: ", err)
+		needs.Unable(t, "needs a Python that everybody may run (Debian: python3): ", err)
 	}
 	const advice = "permission denied: this user may not write there; run it as the user that installed vLLM, or as root. Nothing is changed\n"
 	if code, out := as(65534, "check"); code != exitOK {

@@ -11,22 +11,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-)
 
-// python is the path of python3, which the one in PATH may be a slow script before.
-var python = sync.OnceValues(func() (string, error) {
-	out, err := exec.Command("python3", "-c", "import sys; print(sys.executable)").Output()
-	return strings.TrimSpace(string(out)), err
-})
+	"github.com/vllm-timings/vllm-timings/internal/needs"
+)
 
 // patchDir makes a package that the diff of patchFile fits.
 func patchDir(t *testing.T) string {
 	t.Helper()
-	path, err := python()
-	if err != nil {
-		unable(t, err)
-	}
-	t.Setenv("PATH", filepath.Dir(path)+string(os.PathListSeparator)+os.Getenv("PATH"))
+	t.Setenv("PATH", filepath.Dir(needs.Python(t))+string(os.PathListSeparator)+os.Getenv("PATH"))
 	dir := filepath.Join(t.TempDir(), "vllm")
 	for name, text := range map[string]string{"__init__.py": "", "_version.py": "__version__ = version = '9.8.7'\n", "a.py": "import os\n\nx = 1\n", "b.py": "y = 1\n"} {
 		writeFile(t, filepath.Join(dir, name), text)

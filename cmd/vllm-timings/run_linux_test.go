@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/tidwall/gjson"
+
+	"github.com/vllm-timings/vllm-timings/internal/needs"
 )
 
 // marked returns the living processes with that mark.
@@ -406,7 +408,7 @@ func TestRunUpstream(t *testing.T) {
 func TestRunProcess1(t *testing.T) {
 	for _, tool := range []string{"unshare", "nsenter"} {
 		if _, err := exec.LookPath(tool); err != nil {
-			unable(t, err)
+			needs.Unable(t, err)
 		}
 	}
 	if out, err := exec.Command("unshare", "-Upf", "--map-root-user", "--mount-proc", "true").CombinedOutput(); err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/vllm-timings/vllm-timings/internal/e2e/stack"
+	"github.com/vllm-timings/vllm-timings/internal/needs"
 )
 
 // swapping is a llama-swap with two models, of which it runs one at a time.
@@ -22,7 +23,7 @@ func startSwapping(t *testing.T, mark, config string) *stack.LlamaSwap {
 	t.Helper()
 	llamaSwap, err := stack.FindLlamaSwap()
 	if err != nil {
-		unable(t, err)
+		needs.Unable(t, err)
 	}
 	t.Setenv(markVar, mark)
 	swap, err := stack.StartLlamaSwap(t.Context(), llamaSwap, t.TempDir(), "llama-swap", config)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"github.com/vllm-timings/vllm-timings/internal/needs"
 	"github.com/vllm-timings/vllm-timings/internal/vllmsim"
 )
 
@@ -183,7 +184,7 @@ func TestVersion(t *testing.T) {
 
 	// A repository of its own with this module's sources, to have a commit whatever the state of ours.
 	if _, err := exec.LookPath("git"); err != nil {
-		unable(t, err)
+		needs.Unable(t, err)
 	}
 	repo := t.TempDir()
 	root, err := filepath.Abs("../..")

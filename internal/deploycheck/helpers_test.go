@@ -41,25 +41,6 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// unable ends a test that cannot run here. CI must not pass without it.
-func unable(t *testing.T, why ...any) {
-	t.Helper()
-	if os.Getenv("CI") == "true" {
-		t.Fatal(why...)
-	}
-	t.Skip(why...)
-}
-
-// tool finds a program, which is in that Debian package.
-func tool(t *testing.T, name, debian string) string {
-	t.Helper()
-	path, err := exec.LookPath(name)
-	if err != nil {
-		unable(t, "needs ", name, " (Debian: ", debian, ")")
-	}
-	return path
-}
-
 // read gives the text of a file of the repository. Go's test cache notices when such a file changes, but not what only
 // another program reads: so tests read each file here and hand out copies.
 func read(t *testing.T, name string) string {

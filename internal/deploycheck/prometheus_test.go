@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/vllm-timings/vllm-timings/internal/needs"
 )
 
 // prometheusFolder copies deploy/prometheus, with changes to prometheus.yml.
@@ -39,7 +41,7 @@ func prometheusFolder(t *testing.T, changes ...string) string {
 // TestPromtool: the files are well-formed, the rules do what their tests say, and each alert has a test in which it
 // fires.
 func TestPromtool(t *testing.T) {
-	promtool := tool(t, "promtool", "prometheus")
+	promtool := needs.Program(t, "promtool", "prometheus")
 	dir := prometheusFolder(t)
 	for _, args := range []string{
 		"check config --lint=all --lint-fatal prometheus.yml",
@@ -63,7 +65,7 @@ func TestPromtool(t *testing.T) {
 
 // TestPage: what the program answers at /-/metrics, with samples in every family, is as Prometheus would have it.
 func TestPage(t *testing.T) {
-	promtool := tool(t, "promtool", "prometheus")
+	promtool := needs.Program(t, "promtool", "prometheus")
 	e := newEngine(t)
 	sidecar := sidecar(t, e.url)
 	e.round(t.Context(), sidecar, 3)
@@ -133,7 +135,7 @@ func has(samples []sample) error {
 // requests. Only the target and the intervals are others.
 func prometheus(t *testing.T) (s server, page string) {
 	t.Helper()
-	program := tool(t, "prometheus", "prometheus")
+	program := needs.Program(t, "prometheus", "prometheus")
 	e := newEngine(t)
 	sidecar := sidecar(t, e.url)
 	dir := prometheusFolder(t, "vllm-timings:8010", strings.TrimPrefix(sidecar, "http://"), "_interval: 15s", "_interval: 1s")

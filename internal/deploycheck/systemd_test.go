@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vllm-timings/vllm-timings/internal/needs"
 )
 
 const (
@@ -33,7 +35,7 @@ func unit(t *testing.T) map[string][]string {
 
 // TestUnit: systemd takes the unit, finds it safe, and the unit fits the program.
 func TestUnit(t *testing.T) {
-	analyze := tool(t, "systemd-analyze", "systemd")
+	analyze := needs.Program(t, "systemd-analyze", "systemd")
 	program, err := binary()
 	if err != nil {
 		t.Fatal(err)
@@ -90,8 +92,8 @@ func TestUnitAllows(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs Linux")
 	}
-	analyze := tool(t, "systemd-analyze", "systemd")
-	strace := tool(t, "strace", "strace")
+	analyze := needs.Program(t, "systemd-analyze", "systemd")
+	strace := needs.Program(t, "strace", "strace")
 	if out, err := exec.Command(strace, "-qq", "-o", "/dev/null", "true").CombinedOutput(); err != nil {
 		t.Skipf("nobody may trace a program here, which no package changes, so CI does without this too: %v: %s", err, out)
 	}

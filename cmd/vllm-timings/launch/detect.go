@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/vllm-timings/vllm-timings/patch"
 )
 
 // VLLM is what was found out about the vLLM that a command starts.
@@ -209,11 +211,7 @@ var flagFiles = []string{"entrypoints/openai/cli_args.py", "entrypoints/launcher
 // readVLLM reads the vLLM in a folder of packages.
 func readVLLM(dir string) VLLM {
 	v := VLLM{Dir: filepath.Join(dir, "vllm")}
-	if text, err := os.ReadFile(filepath.Join(v.Dir, "_version.py")); err == nil {
-		if m := regexp.MustCompile(`(?m)^__version__\s*=.*?['"]([^'"]+)['"]`).FindSubmatch(text); m != nil {
-			v.Version = string(m[1])
-		}
-	}
+	v.Version = patch.Version(v.Dir)
 	if infos, _ := filepath.Glob(filepath.Join(dir, "vllm-*.dist-info")); v.Version == "" && len(infos) > 0 {
 		v.Version = strings.TrimSuffix(strings.TrimPrefix(filepath.Base(infos[0]), "vllm-"), ".dist-info")
 	}

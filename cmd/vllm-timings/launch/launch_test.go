@@ -165,28 +165,6 @@ func TestNativeMetrics(t *testing.T) {
 	}
 }
 
-// TestRealVLLM: the installation that e2e uses is found, quickly.
-func TestRealVLLM(t *testing.T) {
-	home, err := os.UserCacheDir()
-	if err != nil {
-		t.Skip(err)
-	}
-	for _, version := range []string{"0.32.0", "0.19.1"} {
-		vllm := filepath.Join(home, "vllm-timings", "vllm-"+version, "venv", "bin", "vllm")
-		if _, err := os.Stat(vllm); err != nil {
-			t.Log("not here (make e2e-env installs it): ", err)
-			continue
-		}
-		began := time.Now()
-		v, serves := Find([]string{vllm, "serve", "m"})
-		took := time.Since(began)
-		if !serves || v.Version != version || v.native != (version == "0.32.0") || took > 100*time.Millisecond {
-			t.Errorf("%+v, %v, after %s", v, serves, took)
-		}
-		t.Logf("%s: found in %s", version, took)
-	}
-}
-
 func TestFreePort(t *testing.T) {
 	for range 10 {
 		port, err := FreePort()
