@@ -27,14 +27,11 @@ type Result struct {
 
 // Check makes sure, without writing anything, that every set can be applied or is, and that what comes of it compiles.
 func (t *Tree) Check(ctx context.Context, r Request) (Result, error) {
-	unlock, err := t.lock(ctx)
+	unlock, err := t.lockSettled(ctx)
 	if err != nil {
 		return Result{}, err
 	}
 	defer unlock()
-	if err := t.settled(); err != nil {
-		return Result{}, err
-	}
 	res, after, err := t.plan(r, forward)
 	if err != nil {
 		return res, err
@@ -56,14 +53,11 @@ func (t *Tree) Revert(ctx context.Context, r Request) (Result, error) {
 // others it has no error for a tree that drifted; and where another script has patched the tree, it says where the tree
 // stands as well as that.
 func (t *Tree) Status(ctx context.Context, r Request) (Result, error) {
-	unlock, err := t.lock(ctx)
+	unlock, err := t.lockSettled(ctx)
 	if err != nil {
 		return Result{}, err
 	}
 	defer unlock()
-	if err := t.settled(); err != nil {
-		return Result{}, err
-	}
 	res, _, err := t.survey(r)
 	if err == nil {
 		err = t.ours()
@@ -81,13 +75,21 @@ func (t *Tree) ours() error {
 	return err
 }
 
-// settled is an error where a patcher was cut off.
-func (t *Tree) settled() error {
+// lockSettled is lock for those that change nothing: where a patcher was cut off it is an error.
+func (t *Tree) lockSettled(ctx context.Context) (unlock func(), err error) {
+	unlock, err = t.lock(ctx)
+	if err != nil {
+		return nil, err
+	}
 	_, found, err := t.pending()
 	if err == nil && found {
 		err = fmt.Errorf("a patcher was cut off at %s, which may be half patched: `apply` or `revert` puts it right first", t.Dir)
 	}
-	return err
+	if err != nil {
+		unlock()
+		return nil, err
+	}
+	return unlock, nil
 }
 
 func (t *Tree) run(ctx context.Context, r Request, d direction) (Result, error) {

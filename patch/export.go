@@ -15,14 +15,11 @@ import (
 // Diff returns what Apply would change as a unified diff that `git apply` and `patch -p1` take in the folder that holds
 // the package. Of a tree that is patched already it is the diff that would have made it so.
 func (t *Tree) Diff(ctx context.Context, r Request) ([]byte, error) {
-	unlock, err := t.lock(ctx)
+	unlock, err := t.lockSettled(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	if err := t.settled(); err != nil {
-		return nil, err
-	}
 	res, before, err := t.plan(r, backward)
 	if err != nil {
 		return nil, err
