@@ -1,53 +1,19 @@
 package deploycheck
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
-	"slices"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/vllm-timings/vllm-timings/internal/deploycheck/live"
 )
 
 const dashboardFile = "deploy/grafana/dashboards/vllm-timings.json"
 
-type (
-	dashboard struct {
-		UID, Title    string
-		SchemaVersion int
-		Panels        []panel
-		Templating    struct{ List []variable }
-	}
-	panel struct {
-		ID         int
-		Type       string
-		Title      string
-		Datasource source
-		GridPos    struct{ H, W, X, Y int }
-		Targets    []target
-	}
-	target struct {
-		RefID          string
-		Datasource     source
-		Expr           string
-		Instant, Range bool
-	}
-	source   struct{ Type, UID string }
-	variable struct {
-		Name, Type string
-		Query      json.RawMessage
-		Definition string
-		AllValue   string
-	}
-)
-
-func readDashboard(t *testing.T) dashboard {
+func readDashboard(t *testing.T) live.Dashboard {
 	t.Helper()
-	var d dashboard
-	if err := json.Unmarshal([]byte(read(t, dashboardFile)), &d); err != nil {
-		t.Fatal(err)
-	}
-	return d
+	return live.ReadDashboard(t, filepath.Join(root, dashboardFile))
 }
 
 // TestDashboard: what Grafana would trip over. Its own types read the file in internal/dockercheck.
@@ -62,7 +28,7 @@ func TestDashboard(t *testing.T) {
 		variables[v.Name] = true
 	}
 	ids, titles := map[int]bool{}, map[string]bool{}
-	var taken []panel
+	var taken []live.Panel
 	for _, p := range d.Panels {
 		if p.ID == 0 || ids[p.ID] {
 			t.Errorf("%s: the id %d is not its own", p.Title, p.ID)
@@ -93,7 +59,7 @@ func TestDashboard(t *testing.T) {
 				t.Errorf("%s: the refId %q is not its own", p.Title, q.RefID)
 			}
 			refs[q.RefID] = true
-			if want := (source{"prometheus", "${datasource}"}); q.Datasource != want || p.Datasource != want {
+			if want := (live.Source{Type: "prometheus", UID: "${datasource}"}); q.Datasource != want || p.Datasource != want {
 				t.Errorf("%s has the data source %v", p.Title, q.Datasource)
 			}
 			if q.Instant == q.Range {
@@ -125,54 +91,18 @@ var known = map[string][2]float64{
 }
 
 // liveDashboard runs every query of the dashboard.
-func liveDashboard(t *testing.T, s server, page string) {
+func liveDashboard(t *testing.T, s live.Server, page string) {
 	d := readDashboard(t)
-	values := []string{"$__rate_interval", "1m"}
-	for _, v := range d.Templating.List {
-		if v.Type == "query" {
-			if v.AllValue != ".*" {
-				t.Errorf("%s: its value for all is %q", v.Name, v.AllValue)
+	for _, q := range d.Queries() {
+		checkNames(t, q.Panel, q.Expr, page, nil)
+	}
+	d.Run(t, s, func(q live.Query, samples []live.Sample) error {
+		limits, ok := known[q.Panel]
+		for _, x := range samples {
+			if v := x.Value(); ok && (v < limits[0] || v > limits[1]) {
+				return fmt.Errorf("%v is %v, must be from %v to %v", x.Metric, v, limits[0], limits[1])
 			}
-			values = append(values, "$"+v.Name, v.AllValue)
 		}
-	}
-	fill := strings.NewReplacer(values...)
-	for _, p := range d.Panels {
-		for _, q := range p.Targets {
-			expr := fill.Replace(q.Expr)
-			checkNames(t, p.Title, expr, page, nil)
-			wait(t, fmt.Sprintf("%s %s: %s", p.Title, q.RefID, expr), func() error {
-				samples, err := s.query(expr)
-				if err != nil {
-					return err
-				}
-				if err := has(samples); err != nil {
-					return err
-				}
-				limits, ok := known[p.Title]
-				for _, x := range samples {
-					if v := x.value(); ok && (v < limits[0] || v > limits[1]) {
-						return fmt.Errorf("%v is %v, must be from %v to %v", x.Metric, v, limits[0], limits[1])
-					}
-				}
-				return nil
-			})
-		}
-	}
-	for _, v := range d.Templating.List {
-		if v.Type != "query" {
-			continue
-		}
-		// label_values(SELECTOR, LABEL) is Grafana's own; Prometheus' API has it as /label/LABEL/values.
-		inner, ok := strings.CutPrefix(strings.TrimSuffix(fill.Replace(v.Definition), ")"), "label_values(")
-		comma := strings.LastIndex(inner, ", ")
-		if !ok || comma < 0 || !bytes.Contains(v.Query, []byte(`"query"`)) {
-			t.Errorf("the variable %s has the query %q", v.Name, v.Definition)
-			continue
-		}
-		samples, err := s.query(fmt.Sprintf("count by (%s) (%s)", inner[comma+2:], inner[:comma]))
-		if err != nil || !slices.ContainsFunc(samples, func(x sample) bool { return x.Metric[inner[comma+2:]] != "" }) {
-			t.Errorf("the variable %s has no values: %v %v", v.Name, samples, err)
-		}
-	}
+		return nil
+	})
 }

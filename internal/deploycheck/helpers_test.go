@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/vllm-timings/vllm-timings/internal/deploycheck/live"
 )
 
 const (
@@ -135,7 +137,7 @@ func start(t *testing.T, pattern, name string, args ...string) (found string, st
 	})
 	t.Cleanup(stop)
 	re := regexp.MustCompile(pattern)
-	wait(t, "the line of "+filepath.Base(name), func() error {
+	live.Wait(t, "the line of "+filepath.Base(name), func() error {
 		if m := re.FindStringSubmatch(out.String()); m != nil {
 			found = m[1]
 			return nil
@@ -148,22 +150,6 @@ func start(t *testing.T, pattern, name string, args ...string) (found string, st
 		return fmt.Errorf("nothing matches %s", pattern)
 	})
 	return found, stop
-}
-
-// wait tries until there is no error.
-func wait(t *testing.T, what string, try func() error) {
-	t.Helper()
-	end := time.Now().Add(patience)
-	for {
-		err := try()
-		if err == nil {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: %v", what, err)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
 }
 
 // sidecar starts the program before a vLLM and returns its address.

@@ -2,40 +2,23 @@ package deploycheck
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
-	"math"
-	"net/http"
-	"net/url"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/vllm-timings/vllm-timings/internal/deploycheck/live"
 	"github.com/vllm-timings/vllm-timings/internal/needs"
 )
 
 // prometheusFolder copies deploy/prometheus, with changes to prometheus.yml.
 func prometheusFolder(t *testing.T, changes ...string) string {
 	t.Helper()
-	dir := t.TempDir()
-	for _, name := range []string{"prometheus.yml", "rules.yml", "rules_test.yml"} {
-		text := read(t, "deploy/prometheus/"+name)
-		if name == "prometheus.yml" {
-			for i := 0; i < len(changes); i += 2 {
-				if !strings.Contains(text, changes[i]) {
-					t.Fatalf("prometheus.yml has no %q", changes[i])
-				}
-			}
-			text = strings.NewReplacer(changes...).Replace(text)
-		}
-		write(t, dir, name, text)
-	}
-	return dir
+	return live.PrometheusFolder(t, filepath.Join(root, "deploy/prometheus"), changes...)
 }
 
 // TestPromtool: the files are well-formed, the rules do what their tests say, and each alert has a test in which it
@@ -76,64 +59,9 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// server is a running Prometheus.
-type server struct{ url string }
-
-// query runs an expression now.
-func (s server) query(expr string) ([]sample, error) {
-	var answer struct {
-		Status, Error string
-		Data          struct {
-			ResultType string
-			Result     []sample
-		}
-	}
-	if err := s.ask("/api/v1/query?"+url.Values{"query": {expr}}.Encode(), &answer); err != nil {
-		return nil, err
-	}
-	if answer.Status != "success" || answer.Data.ResultType != "vector" {
-		return nil, fmt.Errorf("%s: %s %s: %s", expr, answer.Status, answer.Data.ResultType, answer.Error)
-	}
-	return answer.Data.Result, nil
-}
-
-func (s server) ask(path string, answer any) error {
-	resp, err := http.Get(s.url + path)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	return json.NewDecoder(resp.Body).Decode(answer)
-}
-
-// sample is one series of an answer.
-type sample struct {
-	Metric map[string]string
-	Value  [2]any // time, value as a text
-}
-
-func (s sample) value() float64 {
-	text, _ := s.Value[1].(string)
-	v, err := strconv.ParseFloat(text, 64)
-	if err != nil {
-		return math.NaN()
-	}
-	return v
-}
-
-// has tells whether there is data: a finite number.
-func has(samples []sample) error {
-	for _, s := range samples {
-		if v := s.value(); !math.IsNaN(v) && !math.IsInf(v, 0) {
-			return nil
-		}
-	}
-	return fmt.Errorf("no data: %v", samples)
-}
-
 // prometheus starts the real one with our files, before the real program, before a simulated vLLM that always has
 // requests. Only the target and the intervals are others.
-func prometheus(t *testing.T) (s server, page string) {
+func prometheus(t *testing.T) (s live.Server, page string) {
 	t.Helper()
 	program := needs.Program(t, "prometheus", "prometheus")
 	e := newEngine(t)
@@ -142,8 +70,8 @@ func prometheus(t *testing.T) (s server, page string) {
 	e.traffic(t, sidecar)
 	address, _ := start(t, `msg="Listening on" address=(\S+)`, program, "--config.file="+dir+"/prometheus.yml",
 		"--storage.tsdb.path="+dir+"/data", "--web.listen-address=127.0.0.1:0", "--log.level=info")
-	s = server{"http://" + address}
-	wait(t, "samples of each kind", func() error {
+	s = live.Server{URL: "http://" + address}
+	live.Wait(t, "samples of each kind", func() error {
 		page = get(t, sidecar+"/metrics")
 		for _, part := range []string{"upstream_errors_total{", `exactness="estimated"`, `exactness="exact"`, `reason="several_choices"`, `code="503"`} {
 			if !strings.Contains(page, part) {
@@ -178,15 +106,15 @@ func TestLive(t *testing.T) {
 	t.Run("dashboard", func(t *testing.T) { liveDashboard(t, s, page) })
 }
 
-func liveRules(t *testing.T, s server, page string) {
+func liveRules(t *testing.T, s live.Server, page string) {
 	type rule struct{ Name, Query, Health, LastError, Type string }
 	var rules []rule
 	recorded := map[string]bool{}
-	wait(t, "the rules' first evaluation", func() error {
+	live.Wait(t, "the rules' first evaluation", func() error {
 		var answer struct {
 			Data struct{ Groups []struct{ Rules []rule } }
 		}
-		if err := s.ask("/api/v1/rules", &answer); err != nil {
+		if err := s.Ask("/api/v1/rules", &answer); err != nil {
 			return err
 		}
 		rules = nil
@@ -215,15 +143,15 @@ func liveRules(t *testing.T, s server, page string) {
 		checkNames(t, r.Name, r.Query, page, recorded)
 	}
 	for _, name := range slices.Sorted(maps.Keys(recorded)) {
-		wait(t, name, func() error {
-			samples, err := s.query(name)
+		live.Wait(t, name, func() error {
+			samples, err := s.Query(name)
 			if err != nil {
 				return err
 			}
-			return has(samples)
+			return live.Has(samples)
 		})
 	}
-	if samples, err := s.query(`ALERTS{alertname="VllmTimingsDown"}`); err != nil || len(samples) > 0 {
+	if samples, err := s.Query(`ALERTS{alertname="VllmTimingsDown"}`); err != nil || len(samples) > 0 {
 		t.Error(samples, err)
 	}
 }

@@ -4,5 +4,6 @@
 // says, in a sandbox made by bubblewrap.
 //
 // It is a Go module of its own, so that the dependencies of BuildKit and of
-// docker compose stay out of the program's.
+// docker compose stay out of the program's. Its command composejson gives
+// internal/e2e what a compose file says.
 package dockercheck

@@ -307,7 +307,7 @@ func TestIgnored(t *testing.T) {
 	ignored := ignoreMatcher(t)
 	for _, name := range []string{
 		".git/HEAD", ".ci/run", "bin/vllm-timings", "Dockerfile", "README.md", "docs/accuracy.md",
-		"sse/framer_test.go", "proxy/testdata/wire/chat.txt", "internal/e2e/vllm-env.sh", "internal/dockercheck/go.mod",
+		"sse/framer_test.go", "proxy/testdata/wire/chat.txt", "internal/e2e/vllm-env.sh", "internal/dockercheck/go.mod", "internal/deploycheck/live/prometheus.go",
 	} {
 		if out, err := ignored.MatchesOrParentMatches(name); err != nil || !out {
 			t.Errorf(".dockerignore lets %s through (%v)", name, err)

@@ -8,11 +8,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -201,12 +199,6 @@ func TestPodMonitor(t *testing.T) {
 // there, loads, and is ready.
 func TestProbes(t *testing.T) {
 	p := kubernetes(t)
-	binary := filepath.Join(t.TempDir(), "vllm-timings")
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", binary, "./cmd/vllm-timings")
-	build.Dir, build.Env = root, append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
 	var status atomic.Int32
 	vllm := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(int(status.Load()))
@@ -219,23 +211,11 @@ func TestProbes(t *testing.T) {
 	for i, a := range args {
 		args[i] = strings.Replace(a, "127.0.0.1:8000", address, 1)
 	}
-	var log bytes.Buffer
-	cmd := exec.Command(binary, args...)
-	cmd.Env = []string{"VLLM_TIMINGS_LISTEN=" + listen}
-	cmd.Stderr = &log
+	env := []string{"VLLM_TIMINGS_LISTEN=" + listen}
 	for _, e := range p.sidecar.Env {
-		cmd.Env = append(cmd.Env, e.Name+"="+e.Value)
+		env = append(env, e.Name+"="+e.Value)
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	stop := sync.OnceFunc(func() {
-		_ = cmd.Process.Signal(os.Interrupt)
-		if err := cmd.Wait(); err != nil || t.Failed() {
-			t.Errorf("%v\n%s", err, &log)
-		}
-	})
-	defer stop()
+	stop := serve(t, env, program(t), args...)
 
 	// A probe succeeds with a status from 200 to 399.
 	check := func(when string, probe *corev1.Probe, want bool) {

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/compose-spec/compose-go/v2/cli"
 	"github.com/compose-spec/compose-go/v2/types"
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 )
@@ -64,16 +63,17 @@ func TestPatchCompose(t *testing.T) {
 	}
 }
 
-// loadCompose loads a compose file as docker compose does: against the schema, with unknown members an error.
-func loadCompose(t *testing.T, name string) *types.Project {
+// loadCompose loads compose files of the repository, with the .env beside the first and no other variables.
+func loadCompose(t *testing.T, names ...string) *types.Project {
 	t.Helper()
-	options, err := cli.NewProjectOptions([]string{filepath.Join(root, name)}, cli.WithName("test"))
-	if err != nil {
-		t.Fatal(err)
+	dir := filepath.Join(root, filepath.Dir(names[0]))
+	files := make([]string, len(names))
+	for i, name := range names {
+		files[i] = filepath.Join(root, name)
 	}
-	project, err := options.LoadProject(t.Context())
+	project, err := LoadCompose(t.Context(), dir, nil, files...)
 	if err != nil {
-		t.Fatalf("%s: %v", name, err)
+		t.Fatalf("%q: %v", names, err)
 	}
 	return project
 }

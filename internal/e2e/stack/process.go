@@ -46,6 +46,21 @@ func start(dir, name string, cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
+// Start runs a program, with env besides our environment, and waits until url answers 200.
+func Start(ctx context.Context, dir, name, url string, env []string, program string, args ...string) (*Process, error) {
+	cmd := exec.Command(program, args...)
+	cmd.Env = append(cleanEnv(), env...)
+	p, err := start(dir, name, cmd)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.waitHealthy(ctx, url, time.Minute); err != nil {
+		p.Kill()
+		return nil, err
+	}
+	return p, nil
+}
+
 // Exited reports whether the program has ended.
 func (p *Process) Exited() bool {
 	select {
