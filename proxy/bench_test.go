@@ -52,7 +52,7 @@ func running(tb testing.TB, event string, cut func([]byte) [][]byte, show bool) 
 	tb.Helper()
 	answer := &endless{head: []byte(strings.Repeat(event, 3)), pieces: cut([]byte(event))}
 	s = newStream(testExchange(plan{endpoint: chat, showUsage: show}, timings.AllSources...), answer, 0)
-	buf = make([]byte, bufferSize)
+	buf = make([]byte, bigBuffer)
 	for range 100 { // its buffers have their size
 		if _, err := s.Read(buf); err != nil {
 			tb.Fatal(err)
@@ -101,7 +101,7 @@ func BenchmarkStream(b *testing.B) {
 // BenchmarkWholeStream is an answer of 100 tokens from its first byte to its last, timings included.
 func BenchmarkWholeStream(b *testing.B) {
 	_, asked := chunks("\n", make([]string, 100)...)
-	buf := make([]byte, bufferSize)
+	buf := make([]byte, bigBuffer)
 	b.ReportAllocs()
 	for b.Loop() {
 		s := newStream(testExchange(plan{endpoint: chat}, timings.Native), io.NopCloser(strings.NewReader(asked)), 0)

@@ -167,7 +167,7 @@ func TestNoDeadline(t *testing.T) {
 // between two requests.
 func TestIdleConnectionsInTime(t *testing.T) {
 	for _, path := range []string{string(chat), "/v1/embeddings", "/v1/audio/transcriptions"} {
-		for _, body := range []string{`{}`, `{"stream":true}`, strings.Repeat(" ", 3*maxDirect)} {
+		for _, body := range []string{`{}`, `{"stream":true}`, strings.Repeat(" ", 3*maxAtOnce)} {
 			vllm := &http.Server{IdleTimeout: 5 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.Copy(io.Discard, r.Body)
 				_, _ = io.WriteString(w, "ok")

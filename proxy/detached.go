@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 )
@@ -16,12 +15,12 @@ import (
 // A stream is open for long, and while it is, net/http's server keeps for it what only the beginning of a request needs:
 // three buffers, a goroutine with the deep stack of a whole request, the request itself. So a streamed answer takes its
 // connection from the server and goes on in a goroutine of its own, with a ResponseWriter that has no buffer at all: what
-// the proxy writes is what it wants to be sent. docs/performance.md has what that saves. The client is told that the
-// connection ends with the answer.
+// is written is what is to be sent. docs/performance.md has what that saves. The client is told that the connection ends
+// with the answer.
 
 // detach lets the answer to r go on without net/http's server, if it can. The handler must return then.
 func (p *Proxy) detach(ex *exchange, w http.ResponseWriter, r *http.Request) bool {
-	if !ex.stream || !ex.single || r.ProtoMajor != 1 || r.ProtoMinor != 1 {
+	if !ex.stream || r.ProtoMajor != 1 || r.ProtoMinor != 1 || r.Header.Get("Upgrade") != "" {
 		return false
 	}
 	conn, buffered, err := http.NewResponseController(w).Hijack()
@@ -49,8 +48,8 @@ func (p *Proxy) detach(ex *exchange, w http.ResponseWriter, r *http.Request) boo
 		defer func() { _ = conn.Close() }() // after the report: it would look like a client that left
 		defer p.report(ex)
 		defer p.caught()
-		p.forward(ex, p.edited, out, r.WithContext(ctx))
-		out.end()
+		p.forward(ex, http.HandlerFunc(p.relay), out, r.WithContext(ctx))
+		out.end() // a client's next request is to find this one gone
 	}()
 	return true
 }
@@ -64,23 +63,23 @@ func watch(conn net.Conn, leave func()) {
 	}
 }
 
-// caught keeps a panic from ending the process, as net/http's server does. An answer that broke off has no end, which
-// ReverseProxy has happen by a panic too.
+// caught keeps a panic from ending the process, as net/http's server does. An answer that broke off has no end, which is
+// told by a panic too.
 func (p *Proxy) caught() {
 	if err := recover(); err != nil && err != http.ErrAbortHandler {
 		p.log.Error("panic while an answer was passed on", "panic", fmt.Sprint(err), "stack", string(debug.Stack()))
 	}
 }
 
-// detached is an http.ResponseWriter on a connection of its own.
-//
-// ReverseProxy flushes the head from a timer's goroutine, hence the lock.
+// detached is an http.ResponseWriter on a connection of its own. The lock is for interim answers, which another goroutine
+// may pass on.
 type detached struct {
 	mu      sync.Mutex
 	conn    net.Conn
 	ctx     context.Context // ends when the client leaves
 	gone    func()          // called when a write fails: the client has left
 	header  http.Header
+	trailer http.Header
 	head    []byte // to be sent
 	began   bool
 	chunked bool
@@ -88,12 +87,8 @@ type detached struct {
 	whole   bool  // the client has all of the answer
 	err     error
 
-	more    func() bool // more to write is there already; nil if that is not known
-	waiting *[bigBuffer]byte
-	n       int // of waiting
-
 	size   [20]byte
-	pieces [5][]byte
+	pieces [4][]byte
 	vector net.Buffers
 }
 
@@ -138,8 +133,7 @@ func (d *detached) writeHeader(status int) {
 	}
 }
 
-// Write sends p at once, and the head if it has not been sent. Where more is there already, p waits for it, but for nothing
-// else: see sendWaiting.
+// Write sends p, and the head if it has not been sent.
 func (d *detached) Write(p []byte) (int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -149,30 +143,13 @@ func (d *detached) Write(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, d.err
 	}
-	if d.more != nil && d.more() && d.n+len(p) <= bigBuffer {
-		if d.waiting == nil {
-			d.waiting = bigBuffers.Get().(*[bigBuffer]byte)
-		}
-		d.n += copy(d.waiting[d.n:], p)
-		return len(p), d.err
-	}
 	if d.send(p); d.err != nil {
 		return 0, d.err
 	}
 	return len(p), nil
 }
 
-// sendWaiting sends what waited for more. It is called before anything that takes time: a read of what vLLM has not sent,
-// and a reading of its metrics.
-func (d *detached) sendWaiting() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.n > 0 {
-		d.send(nil)
-	}
-}
-
-// Flush sends the head if it has not been sent. What waits does so for good reason.
+// Flush sends the head if it has not been sent.
 func (d *detached) Flush() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -186,7 +163,7 @@ func (d *detached) Flush() {
 
 var crlf = []byte("\r\n")
 
-// send sends the head, what waits, and p as a piece of the body, in one system call.
+// send sends the head, and p as a piece of the body, in one system call.
 func (d *detached) send(p []byte) {
 	if d.err != nil {
 		return
@@ -195,29 +172,17 @@ func (d *detached) send(p []byte) {
 	if len(d.head) > 0 {
 		pieces = append(pieces, d.head)
 	}
-	if body := d.n + len(p); body > 0 {
-		if d.chunked {
-			pieces = append(pieces, append(strconv.AppendInt(d.size[:0], int64(body), 16), crlf...))
-		}
-		if d.n > 0 {
-			pieces = append(pieces, d.waiting[:d.n])
-		}
-		if len(p) > 0 {
-			pieces = append(pieces, p)
-		}
-		if d.chunked {
-			pieces = append(pieces, crlf)
-		}
+	switch {
+	case len(p) > 0 && d.chunked:
+		pieces = append(pieces, append(strconv.AppendInt(d.size[:0], int64(len(p)), 16), crlf...), p, crlf)
+	case len(p) > 0:
+		pieces = append(pieces, p)
 	}
-	d.left -= int64(d.n + len(p))
+	d.left -= int64(len(p))
 	d.vector = pieces
 	d.write(&d.vector, d.began && !d.chunked && d.left <= 0)
 	clear(d.pieces[:])
 	d.head = nil
-	if d.waiting != nil {
-		bigBuffers.Put(d.waiting)
-		d.waiting, d.n = nil, 0
-	}
 }
 
 // write sends what may be the last of the answer. A client that had that may close the connection at once, and has not left
@@ -237,30 +202,15 @@ func (d *detached) given() bool {
 	return d.whole
 }
 
-// end sends the end of the body, with trailers: those that were announced, and those that could not be.
+// end sends the end of the body, with trailers.
 func (d *detached) end() {
 	d.Flush()
-	d.sendWaiting()
 	if !d.chunked || d.err != nil {
 		return
 	}
 	var b bytes.Buffer
 	b.WriteString("0\r\n")
-	trailer := http.Header{}
-	for _, names := range d.header["Trailer"] {
-		for name := range strings.SplitSeq(names, ",") {
-			name = http.CanonicalHeaderKey(strings.TrimSpace(name))
-			if values, ok := d.header[name]; ok {
-				trailer[name] = values
-			}
-		}
-	}
-	for name, values := range d.header {
-		if plain, ok := strings.CutPrefix(name, http.TrailerPrefix); ok {
-			trailer[http.CanonicalHeaderKey(plain)] = values
-		}
-	}
-	_ = trailer.Write(&b)
+	_ = d.trailer.Write(&b)
 	b.WriteString("\r\n")
 	d.mu.Lock()
 	defer d.mu.Unlock()

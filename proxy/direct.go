@@ -3,73 +3,141 @@ package proxy
 import (
 	"bufio"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
 	"sync"
+	"time"
 )
 
 const (
-	// maxDirect is the size, in bytes, of a request body that the socket buffers surely take, so that writing it cannot wait
+	// maxAtOnce is the size, in bytes, of a request body that the socket buffers surely take, so that writing it cannot wait
 	// for vLLM to read while vLLM waits for its answer to be read.
-	maxDirect = 32 << 10
-	// readBuffer is the size of the buffer from which the chunks of an answer are read.
-	readBuffer = 4 << 10
+	maxAtOnce = 32 << 10
+	// maxHead bounds the head of an answer, in bytes.
+	maxHead = 1 << 20
 )
 
-// direct is the RoundTripper for streamed answers: each has a connection to vLLM of its own, which is written and read in
-// the goroutine of its request. net/http's Transport has two more goroutines for a connection, whose stacks are a good
-// part of what an open stream costs. A connection that is not used again cannot be one that vLLM is closing just then.
-// What it is not for goes to next.
+// direct is the RoundTripper for requests whose body is there. It writes and reads in the goroutine of the request.
+// net/http's Transport has two more goroutines for each connection, whose stacks and buffers are a good part of what an
+// open stream costs, and the changes between them of what an answer costs. What it is not for goes to next.
 type direct struct {
 	transport *http.Transport // dials as this does
 	next      http.RoundTripper
+	idle      idleConns
 }
 
-func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
+func (d *direct) RoundTrip(r *http.Request) (*http.Response, error) {
 	ex := exchangeOf(r.Context())
-	if ex == nil || ex.body == nil || !ex.stream || r.URL.Scheme != "http" || r.ContentLength > maxDirect {
+	if ex == nil || ex.body == nil || r.URL.Scheme != "http" || r.Header.Get("Upgrade") != "" {
 		return d.next.RoundTrip(r)
+	}
+	began := time.Now()
+	// A connection that vLLM is closing just then, because it was idle, fails with no byte of an answer: the request goes
+	// out again on another. One that is new fails for good.
+	for c := d.idle.get(); c != nil; c = d.idle.get() {
+		resp, err := d.ask(c, r)
+		if err == nil || c.answered || r.Context().Err() != nil || time.Since(began) > retryWithin {
+			return resp, err
+		}
+		body, gone := ex.body.open()
+		if gone != nil {
+			return nil, err
+		}
+		again := *r
+		again.Body = body
+		r = &again
 	}
 	address := r.URL.Host
 	if r.URL.Port() == "" {
 		address = net.JoinHostPort(r.URL.Hostname(), "80")
 	}
-	conn, err := d.transport.DialContext(r.Context(), "tcp", address)
+	c, err := d.transport.DialContext(r.Context(), "tcp", address)
 	if err != nil {
 		return nil, err
 	}
+	return d.ask(newConn(c), r)
+}
+
+// ask sends a request and reads the head of its answer.
+func (d *direct) ask(c *conn, r *http.Request) (*http.Response, error) {
 	// A client that leaves is seen by vLLM at once.
-	release := context.AfterFunc(r.Context(), func() { _ = conn.Close() })
-	from := &reader{conn: conn}
-	if ex.out != nil {
-		from.out, ex.out.more = ex.out, from.more
+	a := &directAnswer{conn: c, idle: &d.idle, ctx: r.Context(), release: context.AfterFunc(r.Context(), func() { _ = c.Close() })}
+	err := a.send(r)
+	if err == nil {
+		a.resp, err = readHead(c, r)
 	}
-	resp, err := ask(from, r)
 	if err != nil {
-		release()
-		_ = conn.Close()
-		if cause := r.Context().Err(); cause != nil {
-			err = cause
-		}
-		return nil, err
+		_ = a.Close()
+		return nil, a.cause(err)
 	}
-	resp.Body = &directBody{resp.Body, conn, release, r.Context()}
+	resp := a.resp
+	switch {
+	case resp.StatusCode == http.StatusSwitchingProtocols:
+		_ = a.Close()
+		return nil, errors.New("vLLM switches protocols, which nobody asked for")
+	case resp.Body == http.NoBody:
+		a.ended(io.EOF)
+	case len(resp.TransferEncoding) > 0: // ReadResponse takes none but chunked
+		a.chunked = &chunked{}
+	default:
+		a.left = resp.ContentLength // -1: to the end of the connection
+	}
+	resp.Body = a
 	return resp, nil
 }
 
-// ask sends a request and reads the head of its answer. Interim answers go to the trace, as Transport does it.
-func ask(from *reader, r *http.Request) (*http.Response, error) {
-	if err := r.Write(from.conn); err != nil {
-		return nil, err
+// writers are for the heads and bodies of requests.
+var writers = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, 8<<10) }}
+
+// send writes a request, in the background where its body is so long that vLLM may have to read first.
+func (a *directAnswer) send(r *http.Request) error {
+	write := func() error {
+		w := writers.Get().(*bufio.Writer)
+		defer writers.Put(w)
+		w.Reset(a.conn)
+		defer w.Reset(nil)
+		if err := r.Write(w); err != nil {
+			return err
+		}
+		return w.Flush()
 	}
-	reader := bufio.NewReaderSize(from, readBuffer)
+	if r.ContentLength <= maxAtOnce {
+		return write()
+	}
+	a.sent = make(chan struct{})
+	go func() {
+		// Where it fails, vLLM has closed the connection, perhaps with an answer before that: who reads finds out.
+		a.broken = write()
+		close(a.sent)
+	}()
+	return nil
+}
+
+// heads are for the heads of answers.
+var heads = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 4<<10) }}
+
+// readHead reads the head of an answer. Interim ones go to the trace, as Transport does it.
+func readHead(c *conn, r *http.Request) (*http.Response, error) {
+	from := &io.LimitedReader{R: c, N: maxHead}
+	b := heads.Get().(*bufio.Reader)
+	defer heads.Put(b)
+	b.Reset(from)
+	defer b.Reset(nil)
 	for {
-		resp, err := http.ReadResponse(reader, r)
-		if err != nil || resp.StatusCode > 199 || resp.StatusCode == http.StatusSwitchingProtocols {
-			return resp, err
+		resp, err := http.ReadResponse(b, r)
+		switch {
+		case err != nil && from.N <= 0:
+			return nil, errors.New("the head of vLLM's answer is longer than 1 MiB")
+		case err != nil:
+			return nil, err
+		case resp.StatusCode > 199 || resp.StatusCode == http.StatusSwitchingProtocols:
+			rest, _ := b.Peek(b.Buffered())
+			c.unread(rest)
+			return resp, nil
 		}
 		trace := httptrace.ContextClientTrace(r.Context())
 		if trace == nil || trace.Got1xxResponse == nil || resp.StatusCode == http.StatusContinue {
@@ -81,68 +149,130 @@ func ask(from *reader, r *http.Request) (*http.Response, error) {
 	}
 }
 
-// reader reads what vLLM sends. Where that is more than fits into the buffer of who reads, as in a stream without pauses, it
-// reads ahead, into a big buffer that it has only then.
-type reader struct {
-	conn     net.Conn
-	out      *detached // gets what waits for more before a read that may wait itself; nil if there is none
-	full     bool      // the last read filled its buffer
-	ahead    *[bigBuffer]byte
-	from, to int // of ahead, not read yet
+// directAnswer is the body of an answer of vLLM's. When it is whole, its connection can be used again.
+type directAnswer struct {
+	conn    *conn
+	idle    *idleConns
+	ctx     context.Context // of the request
+	release func() bool     // ends that the connection is closed with ctx
+	resp    *http.Response
+	sent    chan struct{} // closed when the request is written, if that is in the background
+	broken  error         // what that failed with
+
+	chunked *chunked // nil if the length is known, or there is none
+	left    int64    // of the body then, -1 to the end of the connection
+	end     error    // that reading came to
+	usable  bool     // the connection, after that
 }
 
-func (r *reader) more() bool { return r.from < r.to }
+// wait waits until there is something to read, and holds no buffer until then.
+func (a *directAnswer) wait() {
+	if a.end == nil {
+		a.conn.wait()
+	}
+}
 
-func (r *reader) Read(p []byte) (int, error) {
-	if r.more() {
-		return r.take(p), nil
+func (a *directAnswer) Read(p []byte) (n int, err error) {
+	for n == 0 && a.end == nil && len(p) > 0 {
+		if n, err = a.read(p); err != nil {
+			a.ended(err)
+		}
 	}
-	if r.out != nil {
-		r.out.sendWaiting()
+	if n > 0 {
+		return n, nil
 	}
-	if !r.full {
-		n, err := r.conn.Read(p)
-		r.full = n == len(p)
+	return 0, a.end
+}
+
+func (a *directAnswer) read(p []byte) (n int, err error) {
+	switch {
+	case a.chunked != nil:
+		var used int
+		if a.conn.wait(); a.conn.more() {
+			n, used, err = a.chunked.decode(p, a.conn.buf[a.conn.from:a.conn.to])
+			a.conn.from += used
+			a.conn.letGo()
+		} else {
+			err = a.early()
+		}
+		if err == io.EOF {
+			err = a.trailer()
+		}
+		return n, err
+	case a.left > 0:
+		if n, err = a.conn.Read(p[:min(int64(len(p)), a.left)]); err != nil {
+			return n, a.early()
+		}
+		if a.left -= int64(n); a.left == 0 {
+			err = io.EOF
+		}
+		return n, err
+	default:
+		n, err = a.conn.Read(p)
+		if err != nil && err != io.EOF {
+			err = a.cause(err)
+		}
 		return n, err
 	}
-	r.ahead = bigBuffers.Get().(*[bigBuffer]byte)
-	n, err := r.conn.Read(r.ahead[:])
-	r.from, r.to, r.full = 0, n, n > len(p)
-	return r.take(p), err
 }
 
-// take gives out what was read ahead, and the buffer back when it is empty.
-func (r *reader) take(p []byte) int {
-	n := copy(p, r.ahead[r.from:r.to])
-	if r.from += n; !r.more() {
-		bigBuffers.Put(r.ahead)
-		r.ahead = nil
+// early is the error of a connection that ended before the answer.
+func (a *directAnswer) early() error {
+	if a.conn.err == io.EOF {
+		return a.cause(io.ErrUnexpectedEOF)
 	}
-	return n
+	return a.cause(a.conn.err)
 }
 
-// bigBuffer is the size of the buffers that streams without pauses use, in bytes.
-const bigBuffer = 32 << 10
-
-var bigBuffers = sync.Pool{New: func() any { return new([bigBuffer]byte) }}
-
-// directBody closes the connection with the answer.
-type directBody struct {
-	io.ReadCloser
-	conn    net.Conn
-	release func() bool
-	ctx     context.Context
-}
-
-func (b *directBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if err != nil && err != io.EOF && b.ctx.Err() != nil {
-		err = b.ctx.Err() // it was closed for that
+// cause returns why a connection failed: err, or that the client left, for which it was closed.
+func (a *directAnswer) cause(err error) error {
+	if cause := a.ctx.Err(); cause != nil {
+		return cause
 	}
-	return n, err
+	return err
 }
 
-func (b *directBody) Close() error {
-	b.release()
-	return b.conn.Close() // to close the body itself would be to read what is left of it
+// trailer takes the trailer of an answer that is whole.
+func (a *directAnswer) trailer() error {
+	h, err := a.chunked.header()
+	if err != nil {
+		return err
+	}
+	if len(h) > 0 && a.resp.Trailer == nil {
+		a.resp.Trailer = http.Header{}
+	}
+	for name, values := range h {
+		a.resp.Trailer[name] = values
+	}
+	return io.EOF
+}
+
+// ended notes that there is nothing more to read. A client that leaves now does not matter to the connection any more.
+func (a *directAnswer) ended(err error) {
+	a.end = err
+	a.usable = a.release() && err == io.EOF && a.left >= 0 && !a.resp.Close && !a.conn.more()
+}
+
+// lastWrites is how long what is left of a request may take when its answer is whole, as in net/http's Transport.
+const lastWrites = 50 * time.Millisecond
+
+// Close keeps the connection for the next request if both sides are done with this one.
+func (a *directAnswer) Close() error {
+	a.release()
+	switch {
+	case !a.usable:
+		return a.conn.Close()
+	case a.sent == nil:
+		a.idle.put(a.conn)
+		return nil
+	}
+	_ = a.conn.SetWriteDeadline(time.Now().Add(lastWrites))
+	go func() {
+		if <-a.sent; a.broken != nil || a.conn.SetWriteDeadline(time.Time{}) != nil {
+			_ = a.conn.Close()
+			return
+		}
+		a.idle.put(a.conn)
+	}()
+	return nil
 }

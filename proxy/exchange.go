@@ -75,22 +75,35 @@ func (ex *exchange) readUsage(u, m gjson.Result) bool {
 	if !u.IsObject() {
 		return false
 	}
-	number := func(names ...string) timings.Opt[int] {
-		for _, name := range names {
-			if v := u.Get(name); v.Type == gjson.Number {
-				return timings.Some(int(v.Int()))
-			}
+	var prompt, completion, cached, read, written timings.Opt[int]
+	turns := 0
+	u.ForEach(func(key, v gjson.Result) bool {
+		switch key.Str {
+		case "prompt_tokens":
+			prompt = firstKnown(number(v), prompt)
+		case "input_tokens":
+			prompt = firstKnown(prompt, number(v))
+		case "completion_tokens":
+			completion = firstKnown(number(v), completion)
+		case "output_tokens":
+			completion = firstKnown(completion, number(v))
+		case "prompt_tokens_details":
+			cached = firstKnown(number(v.Get("cached_tokens")), cached)
+		case "input_tokens_details":
+			cached = firstKnown(cached, number(v.Get("cached_tokens")))
+			turns = len(v.Get("input_tokens_per_turn").Array())
+		case "cache_read_input_tokens":
+			read = number(v)
+		case "cache_creation_input_tokens":
+			written = number(v)
 		}
-		return timings.Opt[int]{}
-	}
-	prompt, completion := number("prompt_tokens", "input_tokens"), number("completion_tokens", "output_tokens")
+		return true
+	})
 	if !prompt.Known || !completion.Known {
 		return false
 	}
-	cached := number("prompt_tokens_details.cached_tokens", "input_tokens_details.cached_tokens")
 	// Anthropic's input_tokens are neither those read from the cache nor those written to it. vLLM tells each if it knows it.
-	read := number("cache_read_input_tokens")
-	prompt.Value += read.Value + number("cache_creation_input_tokens").Value
+	prompt.Value += read.Value + written.Value
 	if read.Known {
 		cached = read
 	}
@@ -98,9 +111,24 @@ func (ex *exchange) readUsage(u, m gjson.Result) bool {
 		cached = ex.usage.Value.Cached
 	}
 	ex.usage = timings.Some(timings.Usage{Prompt: prompt.Value, Completion: completion.Value, Cached: cached})
-	ex.turns = max(1, len(u.Get("input_tokens_details.input_tokens_per_turn").Array()))
+	ex.turns = max(1, turns)
 	ex.readNative(m)
 	return true
+}
+
+// number returns a number of tokens.
+func number(v gjson.Result) timings.Opt[int] {
+	if v.Type != gjson.Number {
+		return timings.Opt[int]{}
+	}
+	return timings.Some(int(v.Int()))
+}
+
+func firstKnown(a, b timings.Opt[int]) timings.Opt[int] {
+	if a.Known {
+		return a
+	}
+	return b
 }
 
 // readNative takes vLLM's own per-request metrics (vLLM from 0.25 on with --enable-per-request-metrics).
@@ -108,17 +136,26 @@ func (ex *exchange) readNative(m gjson.Result) {
 	if !m.IsObject() {
 		return
 	}
-	prefill, decode := m.Get("time_to_first_token_ms"), m.Get("generation_time_ms")
-	if prefill.Type != gjson.Number || decode.Type != gjson.Number {
+	var p timings.Phases
+	var proposed, accepted timings.Opt[int]
+	m.ForEach(func(key, v gjson.Result) bool {
+		ms := timings.Opt[time.Duration]{Value: time.Duration(v.Num * float64(time.Millisecond)), Known: v.Type == gjson.Number}
+		switch key.Str {
+		case "time_to_first_token_ms":
+			p.Prefill = ms
+		case "generation_time_ms":
+			p.Decode = ms
+		case "speculative_decoding":
+			proposed, accepted = number(v.Get("num_draft_tokens")), number(v.Get("num_accepted_draft_tokens"))
+		}
+		return true
+	})
+	if !p.Prefill.Known || !p.Decode.Known {
 		return
 	}
-	ms := func(v gjson.Result) timings.Opt[time.Duration] {
-		return timings.Some(time.Duration(v.Num * float64(time.Millisecond)))
-	}
-	ex.native = timings.Some(timings.Phases{Prefill: ms(prefill), Decode: ms(decode)})
-	proposed, accepted := m.Get("speculative_decoding.num_draft_tokens"), m.Get("speculative_decoding.num_accepted_draft_tokens")
-	if proposed.Type == gjson.Number && accepted.Type == gjson.Number {
-		ex.draft = timings.Some(timings.Draft{Proposed: int(proposed.Int()), Accepted: int(accepted.Int())})
+	ex.native = timings.Some(p)
+	if proposed.Known && accepted.Known {
+		ex.draft = timings.Some(timings.Draft{Proposed: proposed.Value, Accepted: accepted.Value})
 	}
 }
 
@@ -126,9 +163,6 @@ func (ex *exchange) readNative(m gjson.Result) {
 // the times of a stream's events tell, notBefore when it was surely not over yet, and seen when it was.
 func (ex *exchange) settle(observed timings.Phases, notBefore, seen time.Time) []byte {
 	defer func(began time.Time) { ex.own += time.Since(began) }(time.Now())
-	if ex.out != nil {
-		ex.out.sendWaiting()
-	}
 	switch {
 	case ex.upstreamTimings:
 		ex.figures = timings.Some(timings.Figures{Source: timings.Upstream})

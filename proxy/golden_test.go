@@ -136,9 +136,9 @@ var boundaries = []struct {
 	pieces []int
 	buffer int
 }{
-	{"bytes", []int{1}, bufferSize},
-	{"odd", []int{7, 1, 193, 2, 1021}, bufferSize},
-	{"whole", []int{1 << 20}, bufferSize},
+	{"bytes", []int{1}, bigBuffer},
+	{"odd", []int{7, 1, 193, 2, 1021}, bigBuffer},
+	{"whole", []int{1 << 20}, bigBuffer},
 	{"buffer of 1", []int{1 << 20}, 1},
 	{"buffer of 3, odd", []int{5, 2, 311}, 3},
 }
@@ -260,7 +260,7 @@ func TestGoldenPlacement(t *testing.T) {
 		} {
 			got := steady(all[name], func() []byte {
 				cfg := Config{Sources: timings.Sources{timings.Window}}
-				return piecewise(t, newPlayer(t, version, all, all[name]), cfg, sizes(1<<20), bufferSize)
+				return piecewise(t, newPlayer(t, version, all, all[name]), cfg, sizes(1<<20), bigBuffer)
 			})
 			for event := range bytes.SplitSeq(got, []byte("\n\n")) {
 				has, should := bytes.Contains(event, []byte(`"timings":{`)), bytes.Contains(event, []byte(on))
@@ -277,7 +277,7 @@ func TestKeepMetrics(t *testing.T) {
 	all := loadRecordings(t, "0.32.0")
 	for _, name := range []string{"chat_nonstream", "chat_stream_usage", "completion_nonstream", "completion_stream_usage"} {
 		cfg := Config{Sources: timings.Sources{timings.Native}, KeepMetrics: true}
-		got := piecewise(t, newPlayer(t, "0.32.0", all, all[name]), cfg, sizes(1<<20), bufferSize)
+		got := piecewise(t, newPlayer(t, "0.32.0", all, all[name]), cfg, sizes(1<<20), bigBuffer)
 		if !ourTimings.Match(got) {
 			t.Errorf("%s: no timings", name)
 		}
@@ -297,7 +297,7 @@ func TestUsageAlways(t *testing.T) {
 			}
 			cfg := Config{Sources: timings.Sources{timings.Window}, UsageAlways: true}
 			got := steady(all[name], func() []byte {
-				return piecewise(t, newPlayer(t, version, all, all[name]), cfg, sizes(3, 1000), bufferSize)
+				return piecewise(t, newPlayer(t, version, all, all[name]), cfg, sizes(3, 1000), bigBuffer)
 			})
 			checkStraight(t, all[name+"_usage"], got)
 		}
@@ -329,7 +329,7 @@ func TestUpstreamTimings(t *testing.T) {
 				asked = patched(asked, member)
 				served[name] = asked
 			}
-			got := piecewise(t, newPlayer(t, version, served, asked), Config{}, sizes(1, 200), bufferSize)
+			got := piecewise(t, newPlayer(t, version, served, asked), Config{}, sizes(1, 200), bigBuffer)
 			if n := strings.Count(string(got), `"timings"`); n != 1 {
 				t.Errorf("%s of %s: %d timings", name, version, n)
 			}

@@ -95,6 +95,7 @@ type Proxy struct {
 	log         *slog.Logger
 	collectors  *metrics.Collectors
 	transport   *http.Transport
+	direct      *direct
 	base        *url.URL
 	upstream    *upstream
 	windows     *windows
@@ -146,6 +147,7 @@ func New(cfg Config) (*Proxy, error) {
 		transport:   newTransport(cfg),
 		base:        cfg.Upstream,
 	}
+	p.direct = &direct{transport: p.transport, next: retrying{p.transport}}
 	reader := metrics.NewReader(p.transport, p.base, metrics.ReaderOptions{Bearer: cfg.Key})
 	p.upstream = newUpstream(p.base, cfg.name(), cfg.Key, p.transport, reader, p.collectors, p.log)
 	p.upstream.ready = func(ctx context.Context) { _, _ = p.windows.readings.Next(ctx) }
@@ -165,6 +167,7 @@ func (p *Proxy) Close() {
 	p.stop()
 	p.windows.close()
 	p.wg.Wait()
+	p.direct.idle.close()
 	p.transport.CloseIdleConnections()
 }
 
@@ -185,10 +188,9 @@ func newTransport(cfg Config) *http.Transport {
 		TLSClientConfig:     &tls.Config{RootCAs: cfg.RootCAs},
 		TLSHandshakeTimeout: 10 * time.Second,
 		// All connections go to one host; the default keeps two, and the others are opened anew for each request.
-		MaxIdleConnsPerHost: 1 << 12,
-		// uvicorn closes a connection that was idle for 5 s. It must never be used at that moment.
-		IdleConnTimeout:    2 * time.Second,
-		DisableCompression: true, // bytes go through as they are
+		MaxIdleConnsPerHost: maxIdle,
+		IdleConnTimeout:     idleFor,
+		DisableCompression:  true, // bytes go through as they are
 		// Each open answer keeps a connection with its buffers. This one is for a request's header; bodies go past it.
 		WriteBufferSize:       1 << 10,
 		ExpectContinueTimeout: time.Second,
@@ -199,10 +201,10 @@ func newTransport(cfg Config) *http.Transport {
 func (p *Proxy) reverseProxy(flushInterval time.Duration, began func(*http.Response) error) *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
 		Rewrite:        p.rewrite,
-		Transport:      direct{p.transport, retrying{p.transport}},
+		Transport:      p.direct,
 		FlushInterval:  flushInterval,
 		ErrorLog:       slog.NewLogLogger(p.log.Handler(), slog.LevelDebug),
-		BufferPool:     &buffers,
+		BufferPool:     bufferPool{},
 		ModifyResponse: began,
 		ErrorHandler:   p.failed,
 	}
@@ -303,7 +305,7 @@ func (p *Proxy) begin(e endpoint, r *http.Request) *exchange {
 }
 
 // forward sends a request to vLLM and its answer to the client.
-func (p *Proxy) forward(ex *exchange, rp *httputil.ReverseProxy, w http.ResponseWriter, r *http.Request) {
+func (p *Proxy) forward(ex *exchange, by http.Handler, w http.ResponseWriter, r *http.Request) {
 	if ex.body == nil && r.ContentLength != 0 {
 		// vLLM may answer before it has the whole body. Without this, the server would stop reading it then, and the
 		// Transport, which still sends it, would take that for an error and close the connection in the midst of the answer.
@@ -335,13 +337,13 @@ func (p *Proxy) forward(ex *exchange, rp *httputil.ReverseProxy, w http.Response
 	}
 	whole := false
 	defer func() {
-		if !whole && !ex.clientLeft() { // vLLM's answer broke off, and ReverseProxy panics to have the client see that
+		if !whole && !ex.clientLeft() { // vLLM's answer broke off, and a panic has the client see that
 			ex.bodyFailed(io.ErrUnexpectedEOF)
 			// What came until then is the client's, headers too. The server drops what it has not sent yet.
 			_ = http.NewResponseController(w).Flush()
 		}
 	}()
-	rp.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, ex)))
+	by.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, ex)))
 	whole = true
 }
 
@@ -381,14 +383,8 @@ func (p *Proxy) answerBegan(resp *http.Response) error {
 	return nil
 }
 
-// bufferSize is that of the buffer that each open answer has. A read gives at most what the buffer before it has, 4 KiB, with
-// the beginning of an event that came before; streams without pauses have bigger ones: see reader and detached.
-const bufferSize = 4 << 10
-
 // bufferPool implements httputil.BufferPool.
-type bufferPool struct{ pool sync.Pool }
+type bufferPool struct{}
 
-var buffers = bufferPool{sync.Pool{New: func() any { return new([bufferSize]byte) }}}
-
-func (b *bufferPool) Get() []byte  { return b.pool.Get().(*[bufferSize]byte)[:] }
-func (b *bufferPool) Put(p []byte) { b.pool.Put((*[bufferSize]byte)(p)) }
+func (bufferPool) Get() []byte  { return bigBuffers.Get().(*[bigBuffer]byte)[:] }
+func (bufferPool) Put(b []byte) { bigBuffers.Put((*[bigBuffer]byte)(b)) }

@@ -101,6 +101,13 @@ func (s *stream) Read(p []byte) (int, error) {
 	}
 }
 
+// wait waits for vLLM where Read would.
+func (s *stream) wait() {
+	if src, ok := s.src.(waiter); ok && s.given == len(s.out) && !s.deciding && s.end == nil {
+		src.wait()
+	}
+}
+
 // Close closes vLLM's answer.
 func (s *stream) Close() error { return s.src.Close() }
 
