@@ -178,12 +178,16 @@ func skipSpace(raw []byte, at int) int {
 }
 
 func skipString(raw []byte, at int) int {
-	for at++; raw[at] != '"'; at++ {
-		if raw[at] == '\\' {
-			at++
+	for at++; ; {
+		end := at + bytes.IndexByte(raw[at:], '"')
+		for at <= end { // behind it, the quote is escaped
+			escape := bytes.IndexByte(raw[at:end], '\\')
+			if escape < 0 {
+				return end + 1
+			}
+			at += escape + 2
 		}
 	}
-	return at + 1
 }
 
 func skipValue(raw []byte, at int) int {
