@@ -149,4 +149,4 @@ docker: ## build the container image IMAGE (vllm-timings); DOCKER_FLAGS for seve
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin dist
+	rm -rf artifacts bin dist

@@ -39,6 +39,7 @@ func (p *programs) startPatched(ctx context.Context, setup stack.Setup, site *st
 // TestPatchedAtBoot: a vLLM that the script patched when it started says in each answer what its own histograms say.
 func TestPatchedAtBoot(t *testing.T) {
 	vllm := shared.patched.get(t)
+	t.Cleanup(shared.patched.stop) // nobody needs it any more
 	checkPatched(t, vllm.URL)
 
 	t.Run("what has no timings is vLLM's", func(t *testing.T) {
@@ -215,6 +216,9 @@ func TestPatchedImage(t *testing.T) {
 		}
 	}
 	checkPatched(t, vllm.URL)
+	t.Run("doctor", func(t *testing.T) {
+		checkDoctor(t, vllm.URL, map[string]string{"per_request_metrics": "false", "timings": "true", "exit_code": "0"})
+	})
 	vllm.Stop()
 
 	run("vllm-timings patch revert")

@@ -65,7 +65,7 @@ func StartLlamaSwap(ctx context.Context, bin, logs, name, config string) (*Llama
 	}
 	listen := "127.0.0.1:" + strconv.Itoa(port)
 	cmd := exec.Command(bin, "-config", file, "-listen", listen)
-	cmd.Env = cleanEnv()
+	cmd.Env = CleanEnv()
 	p, err := start(logs, name, cmd)
 	if err != nil {
 		return nil, err

@@ -49,7 +49,7 @@ func start(dir, name string, cmd *exec.Cmd) (*Process, error) {
 // Start runs a program, with env besides our environment, and waits until url answers 200.
 func Start(ctx context.Context, dir, name, url string, env []string, program string, args ...string) (*Process, error) {
 	cmd := exec.Command(program, args...)
-	cmd.Env = append(cleanEnv(), env...)
+	cmd.Env = append(CleanEnv(), env...)
 	p, err := start(dir, name, cmd)
 	if err != nil {
 		return nil, err
@@ -60,6 +60,9 @@ func Start(ctx context.Context, dir, name, url string, env []string, program str
 	}
 	return p, nil
 }
+
+// PID is its process id.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // Exited reports whether the program has ended.
 func (p *Process) Exited() bool {

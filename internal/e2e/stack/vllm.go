@@ -74,6 +74,23 @@ func ModelDir(executable string) string {
 	return filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(executable))), "model")
 }
 
+// ServeArgs are the arguments of `vllm serve` for the tiny model, but for where it listens.
+func ServeArgs(executable string) []string {
+	return []string{ModelDir(executable), "--served-model-name", Model, "--max-model-len", "4096", "--enforce-eager"}
+}
+
+// Env is the environment that vLLM needs besides ours.
+func Env(executable string) []string {
+	return []string{
+		"PATH=" + filepath.Dir(executable) + string(filepath.ListSeparator) + os.Getenv("PATH"), // for its vllm and python3
+		"VLLM_CPU_KVCACHE_SPACE=1",
+		"VLLM_CPU_OMP_THREADS_BIND=nobind",
+		"OMP_NUM_THREADS=1",
+		"VLLM_NO_USAGE_STATS=1", // nothing leaves this machine
+		"HF_HUB_OFFLINE=1",
+	}
+}
+
 // Setup is how a vLLM is started.
 type Setup struct {
 	Executable string // what InstallVLLM returned
@@ -100,22 +117,12 @@ func StartVLLM(ctx context.Context, s Setup) (*VLLM, error) {
 
 // Restart starts a vLLM that was stopped or killed again, with the same flags at the same address.
 func (v *VLLM) Restart(ctx context.Context) error {
-	args := append([]string{
-		ModelDir(v.setup.Executable), "--served-model-name", Model, "--host", "127.0.0.1", "--port", strconv.Itoa(v.setup.Port),
-		"--max-model-len", "4096", "--enforce-eager",
-	}, v.setup.Flags...)
+	args := slices.Concat(ServeArgs(v.setup.Executable), []string{"--host", "127.0.0.1", "--port", strconv.Itoa(v.setup.Port)}, v.setup.Flags)
 	cmd := exec.Command(v.setup.Executable, append([]string{"serve"}, args...)...)
 	if v.setup.Boot != "" {
 		cmd = exec.Command("/bin/sh", append([]string{"-c", v.setup.Boot, "vllm"}, args...)...)
 	}
-	cmd.Env = slices.Concat(os.Environ(), []string{
-		"PATH=" + filepath.Dir(v.setup.Executable) + string(filepath.ListSeparator) + os.Getenv("PATH"), // for its vllm and python3
-		"VLLM_CPU_KVCACHE_SPACE=1",
-		"VLLM_CPU_OMP_THREADS_BIND=nobind",
-		"OMP_NUM_THREADS=1",
-		"VLLM_NO_USAGE_STATS=1", // nothing leaves this machine
-		"HF_HUB_OFFLINE=1",
-	}, v.setup.Env)
+	cmd.Env = slices.Concat(os.Environ(), Env(v.setup.Executable), v.setup.Env)
 	p, err := start(v.setup.Logs, v.setup.Name, cmd)
 	if err != nil {
 		return err
@@ -157,7 +164,7 @@ func StartSidecar(ctx context.Context, bin, logs, name, upstream string, flags .
 	}
 	listen := "127.0.0.1:" + strconv.Itoa(port)
 	cmd := exec.Command(bin, append([]string{"serve", "--listen", listen, "--upstream", upstream}, flags...)...)
-	cmd.Env = cleanEnv()
+	cmd.Env = CleanEnv()
 	p, err := start(logs, name, cmd)
 	if err != nil {
 		return nil, err
@@ -170,9 +177,9 @@ func StartSidecar(ctx context.Context, bin, logs, name, upstream string, flags .
 	return s, nil
 }
 
-// cleanEnv is our environment without the sidecar's own settings: every flag has a twin VLLM_TIMINGS_..., and what a
+// CleanEnv is our environment without the sidecar's own settings: every flag has a twin VLLM_TIMINGS_..., and what a
 // developer set there must not change a test.
-func cleanEnv() []string {
+func CleanEnv() []string {
 	var env []string
 	for _, e := range os.Environ() {
 		if !strings.HasPrefix(e, "VLLM_TIMINGS_") {
