@@ -258,8 +258,8 @@ func TestConnectionsToVLLM(t *testing.T) {
 // The head of an answer is bounded.
 func TestHeadTooLong(t *testing.T) {
 	for name, answer := range map[string]string{
-		"one line":   "HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", maxHead) + "\r\n\r\n",
-		"many lines": "HTTP/1.1 200 OK\r\n" + strings.Repeat("X: y\r\n", maxHead/6) + "\r\n",
+		"one line":   "HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", maxAnswerHeader) + "\r\n\r\n",
+		"many lines": "HTTP/1.1 200 OK\r\n" + strings.Repeat("X: y\r\n", maxAnswerHeader/6) + "\r\n",
 	} {
 		for _, stream := range []bool{false, true} {
 			up := startScripted(t, answer, false)

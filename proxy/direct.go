@@ -17,9 +17,12 @@ const (
 	// maxAtOnce is the size, in bytes, of a request body that the socket buffers surely take, so that writing it cannot wait
 	// for vLLM to read while vLLM waits for its answer to be read.
 	maxAtOnce = 32 << 10
-	// maxHead bounds the head of an answer, in bytes.
-	maxHead = 1 << 20
+	// maxAnswerHeader bounds the header of an answer, with those of interim answers before it, in bytes. It is as much as a
+	// client may send by default.
+	maxAnswerHeader = 1 << 20
 )
+
+var errAnswerHeader = errors.New("response headers exceeded 1 MiB") // as net/http's Transport says it
 
 // direct is the RoundTripper for requests whose body is there. It writes and reads in the goroutine of the request.
 // net/http's Transport has two more goroutines for each connection, whose stacks and buffers are a good part of what an
@@ -122,7 +125,7 @@ var heads = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 4<<10) }
 
 // readHead reads the head of an answer. Interim ones go to the trace, as Transport does it.
 func readHead(c *conn, r *http.Request) (*http.Response, error) {
-	from := &io.LimitedReader{R: c, N: maxHead}
+	from := &io.LimitedReader{R: c, N: maxAnswerHeader}
 	b := heads.Get().(*bufio.Reader)
 	defer heads.Put(b)
 	b.Reset(from)
@@ -131,7 +134,7 @@ func readHead(c *conn, r *http.Request) (*http.Response, error) {
 		resp, err := http.ReadResponse(b, r)
 		switch {
 		case err != nil && from.N <= 0:
-			return nil, errors.New("the head of vLLM's answer is longer than 1 MiB")
+			return nil, errAnswerHeader
 		case err != nil:
 			return nil, err
 		case resp.StatusCode > 199 || resp.StatusCode == http.StatusSwitchingProtocols:

@@ -30,6 +30,7 @@ type exchange struct {
 	own     time.Duration // time that this process added
 	alone   bool          // nothing else was with vLLM when it was sent
 	others  uint64        // requests sent before it
+	placed  bool          // it has one of the places: see enter
 
 	status  int
 	usage   timings.Opt[timings.Usage]

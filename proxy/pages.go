@@ -37,7 +37,7 @@ func (p *Proxy) ready(w http.ResponseWriter, r *http.Request) {
 func (p *Proxy) metricsPage(w http.ResponseWriter, r *http.Request) {
 	page, err := p.upstreamPage(r)
 	if err != nil {
-		p.log.Debug("no metrics page of vLLM's to add to", "error", err)
+		p.log.Debug("no metrics page of vLLM's to add to", "error", said(err))
 	}
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 	_, _ = w.Write(page)

@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"io"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -63,6 +64,7 @@ type Config struct {
 	UsageAlways bool           // never hide usage
 	MaxRequest  int64          // bytes of a request body that is edited; longer ones stream through
 	MaxEvent    int            // bytes of an event or answer that is edited
+	MaxRequests int            // requests that may be answered at a time, those that cost vLLM little not counted; 0 for any number
 	Key         string         // for this process's own requests to vLLM; those of clients have theirs
 	RootCAs     *x509.CertPool // for an upstream with TLS; nil are the system's
 	Socket      string         // path of a unix socket at which the upstream listens, whatever the host of Upstream
@@ -106,6 +108,7 @@ type Proxy struct {
 
 	background background
 	open       open               // requests
+	places     chan struct{}      // one in it for each request that is answered, nil for any number of them
 	running    context.Context    // ends with Cut
 	cut        context.CancelFunc // ends running
 
@@ -148,6 +151,9 @@ func New(cfg Config) (*Proxy, error) {
 		base:        cfg.Upstream,
 	}
 	p.direct = &direct{transport: p.transport, next: retrying{p.transport}}
+	if cfg.MaxRequests > 0 {
+		p.places = make(chan struct{}, cfg.MaxRequests)
+	}
 	reader := metrics.NewReader(p.transport, p.base, metrics.ReaderOptions{Bearer: cfg.Key})
 	p.upstream = newUpstream(p.base, cfg.name(), cfg.Key, p.transport, reader, p.collectors, p.log)
 	p.upstream.ready = func(ctx context.Context) { _, _ = p.windows.readings.Next(ctx) }
@@ -191,6 +197,8 @@ func newTransport(cfg Config) *http.Transport {
 		MaxIdleConnsPerHost: maxIdle,
 		IdleConnTimeout:     idleFor,
 		DisableCompression:  true, // bytes go through as they are
+		// More of a header would be kept in memory.
+		MaxResponseHeaderBytes: maxAnswerHeader,
 		// Each open answer keeps a connection with its buffers. This one is for a request's header; bodies go past it.
 		WriteBufferSize:       1 << 10,
 		ExpectContinueTimeout: time.Second,
@@ -203,12 +211,15 @@ func (p *Proxy) reverseProxy(flushInterval time.Duration, began func(*http.Respo
 		Rewrite:        p.rewrite,
 		Transport:      p.direct,
 		FlushInterval:  flushInterval,
-		ErrorLog:       slog.NewLogLogger(p.log.Handler(), slog.LevelDebug),
+		ErrorLog:       quiet,
 		BufferPool:     bufferPool{},
 		ModifyResponse: began,
 		ErrorHandler:   p.failed,
 	}
 }
+
+// quiet is for what net/http says of broken answers, with parts of them. A request's line says what broke.
+var quiet = log.New(io.Discard, "", 0)
 
 // Open returns how many requests have not been answered to the end.
 func (p *Proxy) Open() int { return p.open.count() }
@@ -224,6 +235,12 @@ func (p *Proxy) Cut() { p.cut() }
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.open.add(1)
 	defer p.open.add(-1)
+	if !p.takes(w, r) {
+		return
+	}
+	if endsConnection(r) {
+		w.Header().Set("Connection", "close")
+	}
 	p.routes.ServeHTTP(w, r)
 }
 
@@ -253,6 +270,9 @@ func (p *Proxy) generate(e endpoint, w http.ResponseWriter, r *http.Request) {
 			p.report(ex)
 		}
 	}()
+	if !p.enter(ex, w, r) {
+		return
+	}
 	body, rest, err := readBody(r, p.maxRequest)
 	read := time.Now()
 	switch {
@@ -296,7 +316,9 @@ func (p *Proxy) retrieve(w http.ResponseWriter, r *http.Request) {
 func (p *Proxy) passThrough(w http.ResponseWriter, r *http.Request) {
 	ex := p.begin(other, r)
 	defer p.report(ex)
-	p.forward(ex, p.plain, w, r)
+	if p.enter(ex, w, r) {
+		p.forward(ex, p.plain, w, r)
+	}
 }
 
 func (p *Proxy) begin(e endpoint, r *http.Request) *exchange {
@@ -372,10 +394,22 @@ func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
 	out.URL.RawQuery = in.URL.RawQuery
 	out.Host = in.Host
 	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
-		if v, ok := in.Header[name]; ok {
+		if v, ok := in.Header[name]; ok && !listed(in.Header, name) {
 			out.Header[name] = v
 		}
 	}
+}
+
+// listed reports whether h says of a header that it is for this connection only.
+func listed(h http.Header, name string) bool {
+	for _, names := range h["Connection"] {
+		for other := range strings.SplitSeq(names, ",") {
+			if strings.EqualFold(strings.TrimSpace(other), name) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (p *Proxy) answerBegan(resp *http.Response) error {

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/textproto"
 	"strconv"
 	"strings"
 	"syscall"
@@ -31,6 +32,12 @@ func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 	if ex.clientLeft() {
 		ex.status = statusClientLeft
 		return
+	}
+	if ex.upload != nil {
+		if broken := ex.upload.broken.Load(); broken != nil {
+			p.badBody(ex, w, *broken)
+			return
+		}
 	}
 	ex.failed = err
 	p.upstream.forget()
@@ -69,6 +76,12 @@ const (
 	notAllowed = "permission denied"
 )
 
+// Kinds of failures of something that is not vLLM, or not well.
+const (
+	badAnswer = "no valid answer"
+	tooLarge  = "header too large"
+)
+
 // remedies says what mends them.
 var remedies = map[string]string{
 	notTrusted: "Give --upstream-ca the certificate, in PEM form, of the authority that signed vLLM's, or vLLM's own if it signed itself",
@@ -103,7 +116,33 @@ func kindOf(err error) string {
 	case errors.As(err, &op) && op.Op == "dial":
 		return "no connection"
 	}
+	return kindOfAnswer(err)
+}
+
+// kindOfAnswer names what is wrong with an answer. net/http has no types for most of that.
+func kindOfAnswer(err error) string {
+	var header textproto.ProtocolError
+	switch text := err.Error(); {
+	case strings.Contains(text, "response headers exceeded"):
+		return tooLarge
+	case errors.As(err, &header), strings.Contains(text, "malformed HTTP"):
+		return badAnswer
+	}
 	return "other"
+}
+
+// said is what an error says, without what vLLM said: net/http quotes answers in which something is wrong.
+func said(err error) string {
+	switch kind := kindOf(err); kind {
+	case badAnswer:
+		return kind
+	case "other":
+		text, _, quotes := strings.Cut(err.Error(), `"`)
+		if quotes {
+			return strings.TrimRight(text, " [(:")
+		}
+	}
+	return err.Error()
 }
 
 // kindOfTLS names what is wrong with vLLM's TLS, "" if it is something else.
@@ -131,6 +170,9 @@ func kindOfTLS(err error) string {
 
 // report logs and counts an exchange when it is over.
 func (p *Proxy) report(ex *exchange) {
+	if ex.placed {
+		<-p.places
+	}
 	gone := ex.clientLeft()
 	left := gone && !ex.complete && !p.draining.Load() // when draining, it was cut off
 	if left {
@@ -208,7 +250,7 @@ func (p *Proxy) logExchange(ex *exchange, left bool) {
 	case left:
 		attrs = append(attrs, slog.Bool("client_left", true))
 	case ex.failed != nil:
-		attrs = append(attrs, slog.String("error", ex.failed.Error()))
+		attrs = append(attrs, slog.String("error", said(ex.failed)))
 	}
 	p.log.LogAttrs(ctx, level, "request", attrs...)
 }

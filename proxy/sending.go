@@ -90,14 +90,18 @@ func (r *replay) Close() error { return nil }
 // not say so by itself: the client would send its next request on a connection that is being closed.
 type upload struct {
 	io.ReadCloser
-	left  int64 // below 0: unknown
-	ended atomic.Bool
+	left   int64 // below 0: unknown
+	ended  atomic.Bool
+	broken atomic.Pointer[error] // that it ended in, which is the client's
 }
 
 func (u *upload) Read(p []byte) (int, error) {
 	n, err := u.ReadCloser.Read(p)
 	if u.left -= int64(n); err != nil || u.left == 0 {
 		u.ended.Store(true)
+	}
+	if err != nil && err != io.EOF && err != http.ErrBodyReadAfterClose {
+		u.broken.Store(&err)
 	}
 	return n, err
 }

@@ -111,7 +111,7 @@ func (u *upstream) learn(ctx context.Context) bool {
 			if kind := kindOf(err); remedies[kind] != "" { // it will not get well by itself
 				msg = "vLLM cannot be reached (" + kind + "); requests get status 502. " + remedies[kind]
 			}
-			u.say(msg, "error", err)
+			u.say(msg, "error", said(err))
 		}
 		return false
 	}

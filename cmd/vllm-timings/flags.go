@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"net/netip"
 	"net/url"
@@ -94,6 +95,15 @@ func parseBytes(s string, least int64) (int64, error) {
 		return 0, fmt.Errorf("%s is too little: it must be at least %d", s, least)
 	}
 	return n, nil
+}
+
+// parseCount reads a number of at least 0.
+func parseCount(s string) (int, error) {
+	n, err := strconv.ParseUint(s, 10, 31)
+	if err != nil {
+		return 0, fmt.Errorf("%q is no number from 0 to %d", s, math.MaxInt32)
+	}
+	return int(n), nil
 }
 
 // parseWord returns s if it is one of words.

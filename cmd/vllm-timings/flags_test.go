@@ -80,7 +80,7 @@ func TestWrong(t *testing.T) {
 		{args: "version --short", want: []string{`unknown flag --short`}},
 		{
 			args: "serve --bogus 5 --upstream vllm:8000 --listen 8010 --sources window,magic --metrics-deadline x --keep-metrics=maybe --other=1 " +
-				"--usage never --max-request-bytes 0 --max-event-bytes 1 --drain-timeout=-1s --log-level loud",
+				"--usage never --max-request-bytes 0 --max-event-bytes 1 --max-header-bytes 9 --header-timeout 0 --max-concurrent-requests=-1 --drain-timeout=-1s --log-level loud",
 			env: map[string]string{"VLLM_TIMINGS_LOG_FORMAT": "xml", "VLLM_TIMINGS_USAGE": "auto"},
 			want: []string{
 				`unknown flag --bogus`,
@@ -93,6 +93,9 @@ func TestWrong(t *testing.T) {
 				`--usage: "never" must be one of auto, always`,
 				`--max-request-bytes: 0 is too little: it must be at least 1`,
 				`--max-event-bytes: 1 is too little: it must be at least 16777216`,
+				`--max-header-bytes: 9 is too little: it must be at least 4096`,
+				`--header-timeout: "0" is too short: it must be at least 1ms`,
+				`--max-concurrent-requests: "-1" is no number from 0 to 2147483647`,
 				`--drain-timeout: "-1s" is too short: it must be at least 0s`,
 				`--log-level: "loud" must be one of debug, info, warn, error`,
 				`--log-format (from VLLM_TIMINGS_LOG_FORMAT): "xml" must be one of text, json, llama`,
@@ -134,7 +137,11 @@ func TestWrong(t *testing.T) {
 func TestComplete(t *testing.T) {
 	for args, check := range map[string]func(*settings) bool{
 		"": func(s *settings) bool {
-			return !s.keepMetrics && !s.usageAlways && s.drain == 30*time.Second && s.logFormat == "text"
+			return !s.keepMetrics && !s.usageAlways && s.drain == 30*time.Second && s.logFormat == "text" &&
+				s.maxHeader == 1<<20 && s.headerTime == 30*time.Second && s.maxRequests == 0
+		},
+		"--max-header-bytes 5000 --header-timeout=9s --max-concurrent-requests 7": func(s *settings) bool {
+			return s.maxHeader == 5000 && s.headerTime == 9*time.Second && s.maxRequests == 7
 		},
 		"--keep-metrics":                     func(s *settings) bool { return s.keepMetrics },
 		"--keep-metrics=false":               func(s *settings) bool { return !s.keepMetrics },

@@ -67,7 +67,7 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.ServeHTTP(w, r)
 		return
 	}
-	switch r.URL.Path {
+	switch r.URL.EscapedPath() { // as the proxy's routes: there is one name for each
 	case "/-/healthy":
 		plain(w, http.StatusOK, "ok\n")
 		return

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -165,11 +166,15 @@ func start(t *testing.T, args ...string) *process {
 		cancel()
 		<-done
 	})
-	p.url = p.log.await(t, `(?:`+servingLine+`|"msg":"serving","listen":"([^"]+)")`)[1]
-	if p.url == "" {
-		p.url = p.log.await(t, `"listen":"([^"]+)"`)[1]
-	}
+	p.serves(t)
 	return p
+}
+
+// serves waits until it does, and notes where.
+func (p *process) serves(t *testing.T) {
+	t.Helper()
+	m := p.log.await(t, `(?:`+servingLine+`|"msg":"serving","listen":"([^"]+)")`)
+	p.url = cmp.Or(m[1], m[2])
 }
 
 // startBinary runs serve as a process of its own.
@@ -194,7 +199,7 @@ func startBinary(t *testing.T, args ...string) *process {
 		_ = p.cmd.Process.Kill()
 		<-done
 	})
-	p.url = p.log.await(t, servingLine)[1]
+	p.serves(t)
 	return p
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"os"
 	"os/signal"
 	"slices"
@@ -45,6 +46,8 @@ type env struct {
 type checker interface{ check() error }
 
 func main() {
+	// net/http writes there what came behind an answer, and that may be another's. Everything else has the logger that it is given.
+	log.SetOutput(io.Discard)
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)

@@ -187,7 +187,7 @@ func (c *runCmd) Run(e *env) error {
 	}
 	r.log.Info("serving", "listen", "http://"+listener.Addr().String(), "upstream", upstream, "sources", r.sources.String(),
 		"command", filepath.Base(r.command[0]), "version", buildVersion().version)
-	r.server = startServer(listener, r.gate, r.log)
+	r.server = startServer(listener, r.gate, &r.settings, r.log)
 	defer r.gate.close()
 	if r.sleepMode {
 		return r.runDaemon()

@@ -22,8 +22,8 @@ import (
 )
 
 const (
-	// headerTimeout bounds how long a client may take to send a request's header. Bodies and answers have no limit.
-	headerTimeout = 30 * time.Second
+	// leastHeader is what --max-header-bytes must be at least. net/http reads that much at a time.
+	leastHeader = 4 << 10
 	// cutTimeout bounds how long answers that were cut off may take to notice.
 	cutTimeout = time.Second
 )
@@ -56,6 +56,10 @@ type (
 		Usage           string `default:"auto" placeholder:"WHEN" help:"auto: hide the usage that the client did not ask for. always: never hide it, for a vLLM with --enable-force-include-usage. Default ${default}."`
 		MaxRequestBytes string `default:"67108864" placeholder:"N" help:"Longer request bodies stream through unedited. Default ${default} (64 MiB)."`
 		MaxEventBytes   string `default:"16777216" placeholder:"N" help:"Longer events and answers pass through unedited. Default and least ${default} (16 MiB)."`
+		MaxHeaderBytes  string `default:"1048576" placeholder:"N" help:"Longer headers of requests are answered with status 431. Default ${default} (1 MiB)."`
+		HeaderTimeout   string `default:"30s" placeholder:"TIME" help:"How long a client may take to send the header of a request. Bodies and answers may take any time. Default ${default}."`
+
+		MaxConcurrentRequests string `default:"0" placeholder:"N" help:"While so many requests are being answered, further ones get status 429. GET, HEAD and OPTIONS do not count. Default ${default}, no limit."`
 	}
 	// LogFlags say what is told.
 	LogFlags struct {
@@ -75,6 +79,9 @@ type settings struct {
 	usageAlways bool
 	maxRequest  int64
 	maxEvent    int
+	maxHeader   int
+	headerTime  time.Duration
+	maxRequests int
 	drain       time.Duration
 	logLevel    slog.Level
 	logFormat   string
@@ -138,6 +145,13 @@ func (c *ProxyFlags) complete(s *settings, wrong *problems) {
 	maxEvent, err := parseBytes(c.MaxEventBytes, proxy.DefaultMaxEvent)
 	wrong.add("max-event-bytes", c.MaxEventBytes, err)
 	s.maxEvent = int(maxEvent)
+	maxHeader, err := parseBytes(c.MaxHeaderBytes, leastHeader)
+	wrong.add("max-header-bytes", c.MaxHeaderBytes, err)
+	s.maxHeader = int(maxHeader)
+	s.headerTime, err = parseDuration(c.HeaderTimeout, time.Millisecond)
+	wrong.add("header-timeout", c.HeaderTimeout, err)
+	s.maxRequests, err = parseCount(c.MaxConcurrentRequests)
+	wrong.add("max-concurrent-requests", c.MaxConcurrentRequests, err)
 }
 
 func (c *LogFlags) complete(s *settings, wrong *problems) {
@@ -210,6 +224,7 @@ func (s *settings) proxy(c *metrics.Collectors, log *slog.Logger) (*proxy.Proxy,
 		UsageAlways: s.usageAlways,
 		MaxRequest:  s.maxRequest,
 		MaxEvent:    s.maxEvent,
+		MaxRequests: s.maxRequests,
 		Log:         log,
 		Collectors:  c,
 	})
@@ -236,7 +251,7 @@ func (c *serveCmd) Run(e *env) error {
 	if strings.HasSuffix(strings.TrimRight(s.upstream.Path, "/"), "/v1") {
 		log.Warn("--upstream ends in /v1, which the paths of requests begin with: vLLM is asked for /v1/v1/... Leave it out if that is not meant", "upstream", s.upstream.Redacted())
 	}
-	return serve(e.ctx, listener, p, s.drain, log)
+	return serve(e.ctx, listener, p, &s, log)
 }
 
 // served is a handler that knows of its requests what http.Server does not. *proxy.Proxy is one.
@@ -257,11 +272,12 @@ type server struct {
 	log    *slog.Logger
 }
 
-func startServer(listener net.Listener, h served, log *slog.Logger) *server {
+func startServer(listener net.Listener, h served, set *settings, log *slog.Logger) *server {
 	all, cut := context.WithCancel(context.Background())
 	s := &server{served: h, cut: cut, failed: make(chan error, 1), log: log, http: &http.Server{
 		Handler:           h,
-		ReadHeaderTimeout: headerTimeout,
+		ReadHeaderTimeout: set.headerTime, // and nothing else has a limit
+		MaxHeaderBytes:    set.maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return all },
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}}
@@ -302,16 +318,16 @@ func (s *server) drain(within time.Duration) error {
 	return s.stop(within, "answers were cut off: they took longer than --drain-timeout")
 }
 
-// serve serves h until ctx ends, and then until the answers in flight have ended or drain is over.
-func serve(ctx context.Context, listener net.Listener, h served, drain time.Duration, log *slog.Logger) error {
-	s := startServer(listener, h, log)
+// serve serves h until ctx ends, and then until the answers in flight have ended or the time for that is over.
+func serve(ctx context.Context, listener net.Listener, h served, set *settings, log *slog.Logger) error {
+	s := startServer(listener, h, set, log)
 	select {
 	case err := <-s.failed:
 		s.cut()
 		return err
 	case <-ctx.Done():
 	}
-	err := s.drain(drain)
+	err := s.drain(set.drain)
 	if err == nil {
 		log.Info("stopped")
 	}
