@@ -38,12 +38,15 @@ func codingOf(resp *http.Response) coding {
 	return c
 }
 
+// blanks are what may stand around the parts of a list in a header.
+var blanks = strings.NewReplacer(" ", "", "\t", "")
+
 // takesIdentity reports whether a client takes an answer without coding, which it does unless it says otherwise (RFC 9110,
 // section 12.5.3).
 func takesIdentity(accept []string) bool {
 	takes := true
 	for part := range strings.SplitSeq(strings.ToLower(strings.Join(accept, ",")), ",") {
-		name, weight, _ := strings.Cut(strings.ReplaceAll(part, " ", ""), ";")
+		name, weight, _ := strings.Cut(blanks.Replace(part), ";")
 		zero := weight != "" && strings.Trim(strings.TrimPrefix(weight, "q="), "0.") == ""
 		switch name {
 		case "identity":

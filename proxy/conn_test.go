@@ -129,8 +129,8 @@ func TestIdleSweep(t *testing.T) {
 	}
 }
 
-// scripted is an upstream that gives the same bytes to each request, and notes on which connection each came.
-type scripted struct {
+// repeater is an upstream that gives the same bytes to each request, and notes on which connection each came.
+type repeater struct {
 	url    string
 	answer string
 	conns  atomic.Int64
@@ -141,13 +141,13 @@ type scripted struct {
 	on  []int64 // numbers of connections
 }
 
-func startScripted(t *testing.T, answer string, early bool) *scripted {
+func startRepeater(t *testing.T, answer string, early bool) *repeater {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &scripted{url: "http://" + l.Addr().String(), answer: answer, early: early}
+	s := &repeater{url: "http://" + l.Addr().String(), answer: answer, early: early}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -167,7 +167,7 @@ func startScripted(t *testing.T, answer string, early bool) *scripted {
 	return s
 }
 
-func (s *scripted) serve(c net.Conn, number int64) {
+func (s *repeater) serve(c net.Conn, number int64) {
 	from := bufio.NewReader(c)
 	for {
 		r, err := http.ReadRequest(from)
@@ -223,7 +223,7 @@ func TestConnectionsToVLLM(t *testing.T) {
 			for _, length := range []int{10, 3 * maxAtOnce} {
 				for _, stream := range []bool{false, true} {
 					t.Run(fmt.Sprintf("%s/early=%v/%d/stream=%v", name, early, length, stream), func(t *testing.T) {
-						up := startScripted(t, tt.answer, early)
+						up := startRepeater(t, tt.answer, early)
 						r := newRig(t, up.url)
 						r.learned()
 						body := fmt.Sprintf(`{"stream":%v,"messages":[%s]}`, stream, strings.Repeat(" ", length))
@@ -262,7 +262,7 @@ func TestHeadTooLong(t *testing.T) {
 		"many lines": "HTTP/1.1 200 OK\r\n" + strings.Repeat("X: y\r\n", maxAnswerHeader/6) + "\r\n",
 	} {
 		for _, stream := range []bool{false, true} {
-			up := startScripted(t, answer, false)
+			up := startRepeater(t, answer, false)
 			r := newRig(t, up.url)
 			a := r.send(http.MethodPost, string(chat), fmt.Sprintf(`{"stream":%v,"messages":[]}`, stream))
 			if a.status != http.StatusBadGateway {

@@ -41,10 +41,10 @@ func TestPlanPerToken(t *testing.T) {
 		{`{"stream":true,"stream_options":` + both + `,"timings_per_token":true}`, `{"stream":true,"stream_options":` + both + `}`, quirks032, true, true, false},
 		{`{"stream":true,"stream_options":` + both + `,"timings_per_token":false}`, `{"stream":true,"stream_options":` + both + `}`, quirks032, false, true, false},
 		{`{"stream":true,"stream_options":` + both + `,"timings_per_token":null}`, `{"stream":true,"stream_options":` + both + `}`, quirks032, false, true, false},
-		{`{"timings\u005fper_token":true}`, `{}`, quirks032, false, false, false},
-		{`{"timings_per_token":true,"stream":false}`, `{"stream":false}`, quirks032, false, false, false},
+		{`{"timings\u005fper_token":true}`, `{}`, quirks032, false, true, false},
+		{`{"timings_per_token":true,"stream":false}`, `{"stream":false}`, quirks032, false, true, false},
 		{`{"stream":true,"n":2,"timings_per_token":true}`, `{"stream":true,"n":2}`, quirks032, false, false, false},
-		{`{"x":{"timings_per_token":true}}`, ``, quirks032, false, false, false},
+		{`{"x":{"timings_per_token":true}}`, ``, quirks032, false, true, false},
 	} {
 		for _, e := range []endpoint{chat, completions} {
 			p, out := planRequest(e, []byte(test.body), false, test.q)

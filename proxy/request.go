@@ -92,6 +92,7 @@ func planRequest(e endpoint, body []byte, always bool, q quirks) (plan, []byte) 
 		return p, body
 	}
 	p.single = r.isSingle(p.dialect)
+	p.showUsage = !p.stream // whatever comes
 	perToken := r.flag("timings_per_token")
 	p.perToken = perToken && p.stream && p.single
 	options, n := r.get("stream_options")

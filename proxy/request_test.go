@@ -120,7 +120,7 @@ func TestPlanStream(t *testing.T) {
 				case shown:
 					want = plan{endpoint: e, known: true, stream: true, single: true, showUsage: true, nullUsage: q.nullUsage && e == completions}
 				case whole:
-					want = plan{endpoint: e, known: true, single: true, nullUsage: q.nullUsage && e == completions}
+					want = plan{endpoint: e, known: true, single: true, showUsage: true, nullUsage: q.nullUsage && e == completions}
 				}
 				checkPlan(t, name, e, tt.body, tt.want, q, false, want)
 				// With --usage always the request is the same, and usage stays where it comes.
