@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"bytes"
-	"encoding/json"
 
 	"github.com/tidwall/gjson"
 
@@ -30,7 +29,7 @@ type object struct {
 // parse finds the members of the object that is the whole of raw. It is false where raw is not valid JSON or no object.
 // The slice of members is reused.
 func (o *object) parse(raw []byte) bool {
-	if tooDeep(raw) || !gjson.ValidBytes(raw) {
+	if !valid(raw) {
 		return false
 	}
 	at := skipSpace(raw, 0)
@@ -39,18 +38,6 @@ func (o *object) parse(raw []byte) bool {
 	}
 	o.scan(raw, at)
 	return true
-}
-
-// maxDepth is how many levels deep JSON is read; encoding/json has the same limit. Python gives up much earlier.
-const maxDepth = 10_000
-
-// tooDeep reports whether raw may be nested deeper than maxDepth. gjson's validation recurses: eight million opening
-// brackets exceed the largest stack, and that ends the process. Only text with so many brackets is looked at closely.
-func tooDeep(raw []byte) bool {
-	if bytes.Count(raw, []byte("["))+bytes.Count(raw, []byte("{")) <= maxDepth {
-		return false
-	}
-	return !json.Valid(raw)
 }
 
 // sub returns the object that is the value of m, with offsets in the same raw bytes.

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"bytes"
-	"fmt"
 	"strings"
 	"testing"
 
@@ -223,24 +222,6 @@ func TestSplice(t *testing.T) {
 		}
 		if !bytes.Equal(raw, before) {
 			t.Fatal("the original changed")
-		}
-	}
-}
-
-func TestTooDeep(t *testing.T) {
-	nested := func(n int) []byte { return []byte(strings.Repeat("[", n) + strings.Repeat("]", n)) }
-	for name, tt := range map[string]struct {
-		raw  []byte
-		want bool
-	}{
-		"at the limit":        {nested(maxDepth), false},
-		"deeper":              {nested(maxDepth + 1), true},
-		"brackets in a text":  {fmt.Appendf(nil, "{%q:%q}", "a", strings.Repeat("[", 3*maxDepth)), false},
-		"side by side":        {[]byte("[" + strings.Repeat("{},", 3*maxDepth) + "1]"), false},
-		"open, and never end": {[]byte(strings.Repeat("[", 3*maxDepth)), true},
-	} {
-		if got := tooDeep(tt.raw); got != tt.want {
-			t.Errorf("%s: %v", name, got)
 		}
 	}
 }
