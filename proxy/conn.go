@@ -162,16 +162,23 @@ func (i *idleConns) sweep() {
 	}
 }
 
-// close closes all, and those that come later.
-func (i *idleConns) close() {
+// drop closes all.
+func (i *idleConns) drop() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.closed = true
 	for _, c := range i.conns {
 		_ = c.Close()
 	}
 	i.conns = nil
+}
+
+// close closes all, and those that come later.
+func (i *idleConns) close() {
+	i.mu.Lock()
+	i.closed = true
 	if i.timer != nil {
 		i.timer.Stop()
 	}
+	i.mu.Unlock()
+	i.drop()
 }

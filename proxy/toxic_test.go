@@ -186,6 +186,7 @@ func (c cutter) serve(conn *net.TCPConn) {
 	n, _ := strconv.Atoi(q.Get("n"))
 	_, _ = io.WriteString(conn, answer[:n])
 	if q.Get("how") == "reset" {
+		delivered(conn)
 		_ = conn.SetLinger(0)
 	}
 }
@@ -350,6 +351,7 @@ func TestNameGone(t *testing.T) {
 	for _, code := range []byte{3, 2} {
 		names.set(code)
 		r.transport.CloseIdleConnections()
+		r.direct.idle.drop()
 		for _, stream := range []bool{true, false} {
 			if a := r.chat(stream, 5); a.status != http.StatusBadGateway || !strings.Contains(a.body, "name not found") || !strings.Contains(a.body, "vllm.example.test.") {
 				t.Errorf("code %d: %d %s", code, a.status, a.body)
