@@ -3,6 +3,7 @@ package metrics
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 )
@@ -34,7 +35,7 @@ type CoalescerOptions struct {
 	CostFactor float64
 	// OnReading is called once for every reading that was made, one at a time,
 	// in their order, before the waiters of that reading are released. It must
-	// not call the Coalescer.
+	// not call Next or Close.
 	OnReading func(Reading, error)
 }
 
@@ -169,15 +170,23 @@ func (c *Coalescer) stopTimer() {
 
 // pause is the least time between the starts of two readings.
 func (c *Coalescer) pause() time.Duration {
+	return time.Duration(max(0, c.opts.CostFactor) * float64(c.cost()))
+}
+
+// Cost is what a reading costs, as described at CostFactor; 0 before it is
+// known. OnReading may call it.
+func (c *Coalescer) Cost() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.cost()
+}
+
+func (c *Coalescer) cost() time.Duration {
 	n := min(c.ncosts, costMemory)
-	if n == 0 || c.opts.CostFactor < 0 {
+	if n == 0 {
 		return 0
 	}
-	cheapest := c.costs[0]
-	for _, d := range c.costs[1:n] {
-		cheapest = min(cheapest, d)
-	}
-	return time.Duration(c.opts.CostFactor * float64(cheapest))
+	return slices.Min(c.costs[:n])
 }
 
 // start begins the reading for those who wait. c.mu is held.

@@ -44,6 +44,8 @@ type exchange struct {
 	complete        bool // the client has been given all that matters, and may leave
 	upstreamTimings bool // the answer has `timings` already
 	retrieved       bool // it is the answer of an earlier request, which was sent when `sent` says, if that is known
+
+	prefills []time.Duration // what the prefill time of a stream may be
 }
 
 type exchangeKey struct{}
@@ -175,6 +177,7 @@ func (ex *exchange) settle(observed timings.Phases, notBefore, seen time.Time) [
 	f, ok := ex.choose(&timings.Finished{
 		Usage:     ex.usage.Value,
 		Observed:  timings.Plausible(ex.usage.Value, observed),
+		Prefills:  ex.prefills,
 		Sent:      ex.sent,
 		NotBefore: notBefore,
 		Seen:      seen,

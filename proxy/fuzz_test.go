@@ -163,7 +163,7 @@ func FuzzObjectEdit(f *testing.F) {
 // testExchange is that of a streamed answer of which only the given sources may tell.
 func testExchange(p plan, sources ...timings.Source) *exchange {
 	p.known, p.stream, p.single, p.dialect = true, true, true, p.endpoint.dialect()
-	return &exchange{plan: p, proxy: &Proxy{sources: sources}, ctx: context.Background()}
+	return &exchange{plan: p, proxy: &Proxy{sources: sources, windows: &windows{}}, ctx: context.Background()}
 }
 
 // throughStream gives what a client receives of an answer that arrives in pieces of sizes, through a buffer of n bytes.

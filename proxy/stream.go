@@ -53,6 +53,9 @@ type stream struct {
 	now      time.Time // arrival of what is being read
 	previous time.Time // arrival of what was read before it
 	before   time.Time // of what came before the last token
+
+	step     uint64          // of the engine, in which the last token came
+	prefills []time.Duration // what the prefill time may be
 }
 
 func newStream(ex *exchange, src io.ReadCloser, limit int) *stream {
@@ -126,6 +129,7 @@ func (s *stream) read(p []byte) int {
 		if whole := wholeEvents(b); whole > 0 {
 			s.tail = append(s.tail, b[whole:]...)
 			if b = b[:whole]; s.passes(b) {
+				s.tick()
 				s.out = nil // not needed for as long as this goes on
 				s.ex.complete = s.ex.complete || bytes.HasSuffix(b, lastEvent) && !s.ex.clientLeft()
 				return whole
@@ -138,6 +142,18 @@ func (s *stream) read(p []byte) int {
 		s.events()
 	}
 	return 0
+}
+
+// tick notes that a token came, for the prefill times of all streams.
+func (s *stream) tick() {
+	if s.ex.retrieved {
+		return // the engine did that some time ago
+	}
+	steps := &s.ex.proxy.windows.steps
+	if s.prefills == nil {
+		s.prefills = steps.Prefills(s.ex.headers, s.first)
+	}
+	s.step = steps.Tick(s.now, s.step)
 }
 
 // boring reports whether b has nothing that matters once the first token is through. JSON escapes quotes in texts, so
@@ -356,7 +372,11 @@ func (s *stream) onlyIn(target *sse.Event) (members [][]byte) {
 func (s *stream) settle() []byte {
 	var p timings.Phases
 	if !s.first.IsZero() {
-		p.Prefill = timings.Some(s.first.Sub(s.ex.headers))
+		if s.prefills == nil {
+			s.prefills = s.ex.proxy.windows.steps.Prefills(s.ex.headers, s.first)
+		}
+		s.ex.prefills = s.prefills
+		p.Prefill = timings.Some(s.prefills[0])
 		p.Decode = timings.Some(s.last.Sub(s.first))
 	}
 	return s.ex.settle(p, s.before, s.now)

@@ -16,6 +16,13 @@ const (
 	pokeEvery = time.Second
 	// fresh is how old a reading may be to serve as the baseline of a request that is sent now.
 	fresh = 50 * time.Millisecond
+	// besideStrangers is how often readings are made where other clients' requests finish too, so that few of them get into
+	// one window with one of ours.
+	besideStrangers = 100 * time.Millisecond
+	// costBound is which part of the time those readings may take of vLLM's.
+	costBound = 50
+	// idle is how long after the last request of ours they end.
+	idle = 5 * time.Second
 	// patienceLost is after how many requests in a row that no window held answers are no longer kept for a second reading.
 	patienceLost = 3
 )
@@ -27,14 +34,17 @@ type windows struct {
 	collectors *metrics.Collectors
 	log        *slog.Logger
 	patience   time.Duration // how long an answer may be kept for readings
-	restarted  func()        // called when another process answers than before
+	steps      timings.Steps
+	restarted  func() // called when another process answers than before
 
 	mu      sync.Mutex
 	ledger  timings.Ledger
-	last    time.Time // of the last good reading
-	late    bool      // readings do not come in time: answers do not wait for them
-	missed  int       // requests in a row that no window held
-	off     bool      // several vLLMs behind one address
+	last    time.Time   // of the last good reading
+	used    time.Time   // when a request of ours was last sent or settled
+	beat    *time.Timer // until the next reading beside strangers
+	late    bool        // readings do not come in time: answers do not wait for them
+	missed  int         // requests in a row that no window held
+	off     bool        // several vLLMs behind one address
 	poked   time.Time
 	warned  bool
 	closing bool
@@ -50,6 +60,9 @@ func newWindows(reader *metrics.Reader, c *metrics.Collectors, log *slog.Logger,
 func (w *windows) close() {
 	w.mu.Lock()
 	w.closing = true
+	if w.beat != nil {
+		w.beat.Stop()
+	}
 	w.mu.Unlock()
 	w.readings.Close()
 	w.tasks.Wait()
@@ -60,6 +73,7 @@ func (w *windows) close() {
 func (w *windows) baseline() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.used = time.Now()
 	if !w.off && !w.late && w.reader.Mode().Readable() && time.Since(w.last) > fresh {
 		w.poke()
 	}
@@ -115,6 +129,7 @@ func (w *windows) settle(ctx context.Context, f *timings.Finished) (timings.Shar
 	ctx, cancel := context.WithTimeout(ctx, w.patience)
 	defer cancel()
 	w.mu.Lock()
+	w.used = time.Now()
 	if !w.ledger.Based() { // nothing to compare a reading with
 		w.poke()
 		w.mu.Unlock()
@@ -221,6 +236,20 @@ func (w *windows) onReading(r metrics.Reading, err error) {
 		w.log.Warn("several vLLM processes answer at the upstream address, so their /metrics tell nothing about single requests and are not read any more. " +
 			"Put one vllm-timings before each vLLM, or start vLLM (0.25 or newer) with --enable-per-request-metrics")
 	}
+	w.next(r.Ended)
+}
+
+// next has another reading made soon if other clients' requests may spoil windows; w.mu is held.
+func (w *windows) next(now time.Time) {
+	if w.beat != nil || w.off || w.late || !w.ledger.Strangers(now) || time.Since(w.used) > idle {
+		return
+	}
+	w.beat = time.AfterFunc(max(besideStrangers, costBound*w.readings.Cost()), func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.beat = nil
+		w.poke()
+	})
 }
 
 // ledgerReading gives a reading in the terms of the model.

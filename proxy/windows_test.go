@@ -386,3 +386,64 @@ func TestDeadline(t *testing.T) {
 		}
 	})
 }
+
+// Where other clients' requests finish too, readings keep them out of the windows of ours, but take little of vLLM's time,
+// and none when nothing of ours is there.
+func TestReadingsBesideStrangers(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		alone bool
+		takes time.Duration // a reading
+		most  int           // readings in the four seconds after one of ours
+	}{
+		{"nobody else", true, 0, 1},
+		{"cheap readings", false, 0, 41},
+		{"dear ones", false, 20 * time.Millisecond, 5},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sim := vllmsim.New(vllmsim.Default())
+				defer sim.Close()
+				sim.SetFaults(vllmsim.Faults{MetricsDelay: test.takes})
+				reader := metrics.NewReader(handlerTransport{sim}, &url.URL{Scheme: "http", Host: "vllm"}, metrics.ReaderOptions{})
+				if _, err := reader.Probe(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				w := newWindows(reader, metrics.NewCollectors(prometheus.NewRegistry(), metrics.Build{}),
+					slog.New(slog.DiscardHandler), DefaultDeadline, func() {})
+				defer w.close()
+				read := func() {
+					if _, err := w.readings.Next(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				read()
+				if !test.alone {
+					req := httptest.NewRequest(http.MethodPost, "/v1/chat/completions",
+						strings.NewReader(`{"model":"tiny","messages":[{"role":"user","content":"a"}],"max_tokens":3}`))
+					sim.ServeHTTP(httptest.NewRecorder(), req)
+				}
+				read()
+				time.Sleep(3 * time.Second) // nobody came for it
+				read()
+				time.Sleep(time.Second)
+				count := func(d time.Duration) int {
+					before := sim.Stats().MetricsFiltered
+					time.Sleep(d)
+					return int(sim.Stats().MetricsFiltered - before)
+				}
+				if n := count(idle); n != 0 {
+					t.Errorf("%d readings while nothing of ours is there", n)
+				}
+				w.baseline()
+				if n := count(4 * time.Second); n > test.most || n < test.most-1 {
+					t.Errorf("%d readings in four seconds, want %d or one less", n, test.most)
+				}
+				time.Sleep(2 * time.Second)
+				if n := count(10 * time.Second); n != 0 {
+					t.Errorf("%d readings long after ours", n)
+				}
+			})
+		})
+	}
+}

@@ -99,6 +99,8 @@ func loads() []load {
 				load{name: fmt.Sprintf("%d+%d short", clients, direct), clients: clients, direct: direct, requests: 200, min: 4, max: 120},
 				load{name: fmt.Sprintf("%d+%d short calm", clients, direct), clients: clients, direct: direct, requests: 200, min: 4, max: 120, calm: true, running: true, readMax: 3 * time.Millisecond},
 				load{name: fmt.Sprintf("%d+%d long calm", clients, direct), clients: clients, direct: direct, requests: 150, min: 200, max: 600, calm: true, running: true, readMax: 3 * time.Millisecond},
+				load{name: fmt.Sprintf("%d+%d half whole calm", clients, direct), clients: clients, direct: direct, requests: 200, min: 4, max: 120, whole: 0.5, calm: true, running: true, readMax: 3 * time.Millisecond},
+				load{name: fmt.Sprintf("%d+%d whole calm", clients, direct), clients: clients, direct: direct, requests: 200, min: 4, max: 120, whole: 1, calm: true, running: true, readMax: 3 * time.Millisecond},
 				load{name: fmt.Sprintf("%d+%d half whole same", clients, direct), clients: clients, direct: direct, requests: 200, min: 30, max: 30, same: true, whole: 0.5, late: 0.03},
 				load{name: fmt.Sprintf("%d+%d half whole", clients, direct), clients: clients, direct: direct, requests: 200, min: 4, max: 120, whole: 0.5, late: 0.03, usageHasCached: true},
 				load{name: fmt.Sprintf("%d+%d same, running known", clients, direct), clients: clients, direct: direct, requests: 200, min: 30, max: 30, same: true, running: true},
@@ -135,4 +137,25 @@ func TestNoExactAnswerIsWrong(t *testing.T) {
 		})
 	}
 	t.Log(table.String())
+}
+
+// TestAloneInItsStep: where vLLM records in time and nobody else is there, only requests that end in one engine step share a
+// window. Of their sums nothing tells how they divide, so that is all that can be exact.
+func TestAloneInItsStep(t *testing.T) {
+	for _, l := range loads() {
+		if !l.calm || l.direct > 0 {
+			continue
+		}
+		t.Run(l.name, func(t *testing.T) {
+			steps := map[time.Duration][]bool{} // whether each request that ended in it is an estimate
+			newSim(l, func(j *job, share Share, ok bool) {
+				steps[j.recorded] = append(steps[j.recorded], !ok || share.Estimated)
+			}).run()
+			for at, estimated := range steps {
+				if len(estimated) == 1 && estimated[0] {
+					t.Errorf("the one that ended at %v is an estimate", at)
+				}
+			}
+		})
+	}
 }

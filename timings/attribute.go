@@ -9,11 +9,12 @@ import (
 // Finished is a request whose answer is there and that is to be found in the windows.
 type Finished struct {
 	Usage
-	Observed  Phases    // of a stream; zero for an answer that came whole
-	Sent      time.Time // when it went to vLLM
-	NotBefore time.Time // when it had surely not finished: the arrival of the event before the last token's, else Sent
-	Seen      time.Time // when its last token, or its body, arrived
-	Alone     bool      // no other request of this process was in flight between Sent and Seen
+	Observed  Phases          // of a stream; zero for an answer that came whole
+	Prefills  []time.Duration // of a stream; what its prefill time may be, as Steps tells
+	Sent      time.Time       // when it went to vLLM
+	NotBefore time.Time       // when it had surely not finished: the arrival of the event before the last token's, else Sent
+	Seen      time.Time       // when its last token, or its body, arrived
+	Alone     bool            // no other request of this process was in flight between Sent and Seen
 
 	share    Share
 	resolved bool // its share is taken out of its window
@@ -82,7 +83,7 @@ func (l *Ledger) Settle(f *Finished) (Share, bool) {
 	if w == nil {
 		return Share{}, false
 	}
-	share := f.guess(w)
+	share := l.guess(f, w)
 	l.complete(f, w, &share)
 	return share, true
 }
@@ -106,6 +107,9 @@ func (l *Ledger) resolve(calm bool) {
 				share := whole(w, members[0])
 				share.Estimated = share.Estimated || l.doubtful(members[0], w, calm)
 				l.give(members[0], w, share)
+				if !share.Estimated {
+					l.pace.learn(members[0], share)
+				}
 				again = true
 			} else if sums(members) == (shape{w.left.Prompt, w.left.Generation}) {
 				l.divide(w, members)
@@ -122,21 +126,11 @@ func (l *Ledger) only() map[*window][]*Finished {
 		if f.resolved || f.Seen.After(l.read) {
 			continue
 		}
-		ws := l.candidates(f, 2)
-		if len(ws) == 2 && !f.twin {
-			ws = l.own(f)
-		}
-		if len(ws) == 1 {
+		if ws := l.candidates(f, 2); len(ws) == 1 {
 			only[ws[0]] = append(only[ws[0]], f)
 		}
 	}
 	return only
-}
-
-// own returns the windows of one request with just f's numbers of tokens, at most two. Where nobody else has had them lately, such a
-// window is f's, though there be others, of several requests that are not all known, that might have hidden it.
-func (l *Ledger) own(f *Finished) []*window {
-	return l.search(f, 2, func(w *window) bool { return w.requests == 1 && f.fits(w) })
 }
 
 func sums(fs []*Finished) (sum shape) {
@@ -157,7 +151,7 @@ func (l *Ledger) doubtful(f *Finished, w *window, calm bool) bool {
 	if calm || l.read.Sub(f.Seen) >= maxLate {
 		return false
 	}
-	strangers := f.Seen.Sub(l.foreign) < shapesFor
+	strangers := l.Strangers(f.Seen)
 	for _, other := range l.windows {
 		if other == w || other.left.Requests <= 0 {
 			continue
@@ -308,20 +302,23 @@ func whole(w *window, f *Finished) Share {
 }
 
 // guess is the share of f in w when who else finished in it is unknown. A stream's own observation is nearer to the truth
-// than a window that may be another request's.
-func (f *Finished) guess(w *window) Share {
+// than a window that may be another request's; an answer that came whole gets what others like it took.
+func (l *Ledger) guess(f *Finished, w *window) Share {
 	if w.left.Requests == 1 && f.agrees(w.left.Decode) {
 		s := whole(w, f)
 		s.Estimated = true
 		return s
 	}
 	s := Share{Phases: f.Observed, Estimated: true}
+	if nothingCached(w) {
+		s.Cached = Some(0)
+	}
+	if !f.Observed.Decode.Known {
+		s.Phases = l.pace.phases(f, s)
+	}
 	if w.left.Requests > 1 && !w.unsure {
 		s.Prefill.Value = min(s.Prefill.Value, w.left.Prefill)
 		s.Decode.Value = min(s.Decode.Value, w.left.Decode)
-	}
-	if nothingCached(w) {
-		s.Cached = Some(0)
 	}
 	return s
 }

@@ -1,14 +1,17 @@
 package timings
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // divide shares out what is left in w among all the requests that finished in it.
 //
 // The sums are the engine's; how they divide is estimated. A stream's decode time is taken as it was observed, and the
-// prefill sum is divided in proportion to the observed prefill times. Where one request has no observation it gets the
-// rest. Where several have none (answers that came whole), their decode times are taken in proportion to their tokens,
-// as requests that end in one engine step have been decoded in the same steps, and the prefill sum in proportion to what
-// that leaves of the time each took, if that comes to about the sum.
+// prefill sum is divided in proportion to the prefill times that the events let expect, or for answers that came whole
+// those that others with as many tokens took. Where one request has no observation it gets the rest of the decode time.
+// Where several have none, each gets what its prefill leaves of the time that it took, less the time outside of both
+// phases: the wait for a step, the way to vLLM and back. That is about the same for all, and its sum is known.
 func (l *Ledger) divide(w *window, group []*Finished) {
 	shares := make([]Share, len(group))
 	for i := range shares {
@@ -19,8 +22,8 @@ func (l *Ledger) divide(w *window, group []*Finished) {
 	}
 	l.cachedRest(w, group, shares)
 	if !w.unsure {
-		decode := divideDecode(w.left.Decode, group)
-		prefill := dividePrefill(w.left, group, decode)
+		prefill := l.dividePrefill(w.left.Prefill, group, shares)
+		decode := divideDecode(w.left, group, prefill)
 		for i := range group {
 			shares[i].Phases = Phases{prefill[i], decode[i]}
 		}
@@ -55,67 +58,134 @@ func (l *Ledger) cachedRest(w *window, group []*Finished, shares []Share) {
 	}
 }
 
-func divideDecode(sum time.Duration, group []*Finished) []Opt[time.Duration] {
+// dividePrefill divides the sum in proportion to what each request's prefill is expected to be.
+func (l *Ledger) dividePrefill(sum time.Duration, group []*Finished, shares []Share) []Opt[time.Duration] {
+	expected := make([]float64, len(group))
+	total, whole := 0.0, 0.0
+	for i, d := range choose(sum, group) {
+		if expected[i] = d.Seconds(); d == 0 {
+			whole += cmp.Or(l.pace.prefill(group[i].computed(shares[i])), 1)
+		}
+		total += expected[i]
+	}
+	// What the streams leave is for the answers that came whole, if that is about what is to be expected of them.
+	scale := 1.0
+	if rest := sum.Seconds() - total; whole > 0 && total > 0 {
+		scale = rest / whole
+		if l.pace.n > 0 {
+			scale = min(max(scale, 0.5), 2)
+		}
+		scale = max(scale, 0.1*total/whole)
+	}
+	for i := range group {
+		if expected[i] == 0 {
+			expected[i] = scale * cmp.Or(l.pace.prefill(group[i].computed(shares[i])), 1)
+			total += expected[i]
+		}
+	}
 	out := make([]Opt[time.Duration], len(group))
-	rest, steps, without := sum, 0, 0
+	for i := range out {
+		out[i] = Some(time.Duration(float64(sum) * expected[i] / total))
+	}
+	return out
+}
+
+// choose returns for each stream one of the prefill times that it may have had: those that come nearest to the sum, if that
+// is much nearer than the most likely ones. An answer that came whole has 0.
+func choose(sum time.Duration, group []*Finished) []time.Duration {
+	chosen := make([]time.Duration, len(group))
+	var total time.Duration
+	all := true
+	for i, f := range group {
+		if f.Observed.Prefill.Known {
+			chosen[i] = f.Observed.Prefill.Value
+		}
+		all = all && chosen[i] > 0
+		total += chosen[i]
+	}
+	if !all {
+		return chosen // of the others nothing is known that well
+	}
+	// One after the other, as long as it helps: all combinations of many would be too many.
+	for {
+		best, who := (total-sum).Abs()-sum/10, -1
+		var to time.Duration
+		for i, f := range group {
+			for _, d := range f.Prefills {
+				if off := (total - chosen[i] + d - sum).Abs(); off < best {
+					best, who, to = off, i, d
+				}
+			}
+		}
+		if who < 0 {
+			return chosen
+		}
+		total += to - chosen[who]
+		chosen[who] = to
+	}
+}
+
+// divideDecode gives streams what was observed, where there are only streams corrected by the sum, and the others the rest. Where their times say nothing, as they took much
+// longer than the engine did, they get it in proportion to their tokens, and lose their part of the prefill sum.
+func divideDecode(left Totals, group []*Finished, prefill []Opt[time.Duration]) []Opt[time.Duration] {
+	out := make([]Opt[time.Duration], len(group))
+	rest, n, steps := left.Decode, 0, 0
+	var before time.Duration // all that was not decode, of those that came whole
 	for i, f := range group {
 		if f.Observed.Decode.Known {
 			out[i] = f.Observed.Decode
 			rest -= f.Observed.Decode.Value
 			continue
 		}
-		without++
+		n++
 		steps += max(0, f.Completion-1)
+		before += f.Seen.Sub(f.Sent) - prefill[i].Value
 	}
-	if without == 0 || rest < 0 {
+	if n == 0 {
+		spread(rest, group, out)
 		return out
 	}
+	if rest < 0 {
+		return out
+	}
+	outside := (before - rest) / time.Duration(n)
+	bounded := outside >= -slack/2 && outside <= slack/2+rest/time.Duration(2*n)
 	for i, f := range group {
+		wall := f.Seen.Sub(f.Sent)
+		d := rest
 		switch {
 		case out[i].Known:
-		case steps == 0:
-			out[i] = Some(time.Duration(0))
+			continue
+		case n == 1 || steps == 0:
+		case bounded:
+			d = wall - prefill[i].Value - outside
 		default:
-			d := time.Duration(float64(rest) * float64(max(0, f.Completion-1)) / float64(steps))
-			if d <= f.Seen.Sub(f.Sent) {
-				out[i] = Some(d)
-			}
+			d = time.Duration(float64(rest) * float64(f.Completion-1) / float64(steps))
+		}
+		if d >= 0 && d <= wall {
+			out[i] = Some(d)
+		}
+		if !bounded || !out[i].Known {
+			prefill[i] = Opt[time.Duration]{}
 		}
 	}
 	return out
 }
 
-func dividePrefill(left Totals, group []*Finished, decode []Opt[time.Duration]) []Opt[time.Duration] {
-	weights := make([]time.Duration, len(group))
-	var sum time.Duration
-	observed := 0
+// spread divides by how much the observed decode times of streams miss their sum. Their events come late by about as much,
+// whether they decode long or not.
+func spread(rest time.Duration, group []*Finished, decode []Opt[time.Duration]) {
+	n := 0
+	for _, f := range group {
+		if f.Completion > 1 {
+			n++
+		}
+	}
 	for i, f := range group {
-		switch {
-		case f.Observed.Prefill.Known:
-			weights[i] = f.Observed.Prefill.Value
-			observed++
-		case decode[i].Known:
-			weights[i] = max(0, f.Seen.Sub(f.Sent)-decode[i].Value)
-		default:
-			return make([]Opt[time.Duration], len(group)) // nothing bounds it
-		}
-		sum += weights[i]
-	}
-	out := make([]Opt[time.Duration], len(group))
-	if sum <= 0 {
-		return out
-	}
-	// Answers that came whole took time outside of the engine's phases too. Where that is much, or their decode times
-	// are wrong, proportions say nothing.
-	bounded := observed == len(group) || sum <= 2*left.Prefill+left.Queue+slack/2
-	for i := range group {
-		if bounded {
-			out[i] = Some(time.Duration(float64(left.Prefill) * float64(weights[i]) / float64(sum)))
-		} else if group[i].Observed.Prefill.Known {
-			out[i] = group[i].Observed.Prefill
+		if f.Completion > 1 {
+			decode[i].Value = max(0, decode[i].Value+rest/time.Duration(n))
 		}
 	}
-	return out
 }
 
 // progress returns what the counters of Progress moved while f, and nothing else of this process, was with vLLM. It is

@@ -88,7 +88,7 @@ const (
 	// lookBack bounds how long before its last byte a request without events can have been recorded.
 	lookBack = 2 * time.Second
 	// historyLen is how many readings are kept to look up counters of Progress at a request's start.
-	historyLen = 32
+	historyLen = 256
 )
 
 // window is what finished in one series between two readings, less what has been attributed.
@@ -118,6 +118,7 @@ type Ledger struct {
 	read    time.Time // when the last whole reading began: it has all that was recorded before
 	calm    bool      // no more requests run than vLLM can record in time
 	shapes  shapes
+	pace    pace
 	foreign time.Time // when a window was last given up that held requests of nobody known
 }
 
@@ -167,6 +168,11 @@ func (l *Ledger) Observe(r Reading) Change {
 
 // Based reports whether there is a reading with which the next can be compared.
 func (l *Ledger) Based() bool { return len(l.bases) > 0 }
+
+// Strangers reports whether requests that did not come through this process finished lately.
+func (l *Ledger) Strangers(now time.Time) bool {
+	return !l.foreign.IsZero() && now.Sub(l.foreign) < shapesFor
+}
 
 // tornBefore reports whether the last reading had the series.
 func (l *Ledger) tornBefore(key string) bool {

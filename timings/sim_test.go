@@ -57,6 +57,8 @@ type job struct {
 	arrived, started, first  time.Duration
 	prefill, decode, queued  time.Duration
 	headers, firstAt, before time.Duration // when these events came to us
+	lastAt                   time.Duration
+	step                     uint64
 	recorded                 time.Duration
 	done                     func()
 }
@@ -78,6 +80,8 @@ type sim struct {
 	readers  []*job // of ours, that need a reading
 	inFlight map[*job]bool
 	baseline bool
+	beating  bool
+	steps    Steps
 	sent     int
 	settled  func(*job, Share, bool)
 }
@@ -200,8 +204,12 @@ func (s *sim) outputs() {
 			s.finish(j, outputs)
 			continue
 		}
+		if j.ours && j.stream && j.generated > 1 {
+			j.lastAt = max(j.lastAt, j.firstAt, s.now+s.delay())
+			s.after(j.lastAt-s.now, func() { s.tick(j) })
+		}
 		if j.generated == j.completion-1 {
-			j.before = max(j.firstAt, s.now+s.delay())
+			j.before = max(j.firstAt, j.lastAt, s.now+s.delay())
 		}
 		running = append(running, j)
 	}
@@ -228,6 +236,18 @@ func (s *sim) finish(j *job, outputs int) {
 	s.after(seen-s.now, func() { s.seen(j) })
 }
 
+// tick is where a token's event has come.
+func (s *sim) tick(j *job) {
+	j.possible(s)
+	j.step = s.steps.Tick(epoch.Add(s.now), j.step)
+}
+
+func (j *job) possible(s *sim) {
+	if j.Prefills == nil {
+		j.Prefills = s.steps.Prefills(epoch.Add(j.headers), epoch.Add(j.firstAt))
+	}
+}
+
 // seen is where the proxy has an answer's final event.
 func (s *sim) seen(j *job) {
 	if !j.ours {
@@ -242,7 +262,8 @@ func (s *sim) seen(j *job) {
 	j.NotBefore, j.Seen = j.Sent, epoch.Add(s.now)
 	if j.stream {
 		j.NotBefore = epoch.Add(j.before)
-		j.Observed = Plausible(j.Usage, Phases{Some(j.firstAt - j.headers), Some(s.now - j.firstAt)})
+		j.possible(s)
+		j.Observed = Plausible(j.Usage, Phases{Some(j.Prefills[0]), Some(s.now - j.firstAt)})
 	}
 	s.ledger.Add(&j.Finished, nil)
 	s.readers = append(s.readers, j)
@@ -269,9 +290,22 @@ func (s *sim) read() {
 		r.Ended = epoch.Add(s.now)
 		s.ledger.Observe(r)
 		s.reading = false
+		s.beat(r.Ended)
 		for _, j := range readers {
 			s.look(j)
 		}
+		s.read()
+	})
+}
+
+// beat has another reading made soon where other clients are.
+func (s *sim) beat(now time.Time) {
+	if s.beating || !s.ledger.Strangers(now) || s.sent >= s.requests && len(s.inFlight) == 0 {
+		return
+	}
+	s.beating = true
+	s.after(100*time.Millisecond, func() {
+		s.beating, s.baseline = false, true
 		s.read()
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -25,10 +26,13 @@ import (
 type options struct {
 	VLLM        string   `name:"vllm" placeholder:"URL" help:"Use this vLLM (it needs ${exact_flags}) instead of starting one."`
 	Sources     []string `default:"window,observed" help:"Sources to measure, each alone."`
-	Concurrency []int    `default:"1,4,16" help:"Numbers of requests at the same time."`
+	Concurrency []int    `default:"1,4,16,64" help:"Numbers of requests at the same time."`
+	Direct      []int    `default:"1,16" help:"Those to measure again with one client more that talks to vLLM directly (source window)."`
+	Hidden      []int    `default:"16" help:"Those to measure again with a vLLM whose usage does not tell cached tokens (source window)."`
 	Lengths     string   `default:"short,realistic" help:"Completion lengths: short (4 to 120 tokens), realistic (200 to 600), or both."`
-	Requests    int      `default:"200" help:"Requests per row of the table."`
-	Short       bool     `help:"About a minute: short lengths and few requests, to see that all is well."`
+	Answers     []string `default:"streamed,JSON" enum:"streamed,JSON" help:"Kinds of answers to measure (observed has none of JSON)."`
+	Requests    int      `default:"200" help:"Requests per row of the table; at least 2 and at most 40 times as many as at the same time."`
+	Short       bool     `help:"Short lengths and few requests, to see that all is well."`
 	Seed        uint64   `default:"1" help:"Makes the same requests again."`
 	Logs        string   `placeholder:"DIR" help:"Keep the logs of all programs here."`
 }
@@ -37,13 +41,14 @@ type options struct {
 func (o *options) complete() error {
 	if o.Short {
 		o.Lengths, o.Requests = "short", min(o.Requests, 12)
+		o.Concurrency, o.Direct, o.Hidden = []int{1, 16}, []int{4}, []int{4}
 	}
 	for _, name := range strings.Split(o.Lengths, ",") {
 		if _, ok := lengths[name]; !ok {
 			return fmt.Errorf("--lengths: %q is neither short nor realistic", name)
 		}
 	}
-	for _, c := range o.Concurrency {
+	for _, c := range slices.Concat(o.Concurrency, o.Direct, o.Hidden) {
 		if c < 1 {
 			return fmt.Errorf("--concurrency: %d requests at the same time make no load", c)
 		}
@@ -123,49 +128,34 @@ func measure(ctx context.Context, o options, args []string, stdout, stderr io.Wr
 	fmt.Fprintf(stdout, "    go run ./internal/e2e/accuracy %s\n\n", strings.Join(args, " "))
 	fmt.Fprintf(stdout, "%s, vLLM %s (CPU, tiny random model), %d requests a row.\n\n", time.Now().UTC().Format(time.DateOnly), version, o.Requests)
 	fmt.Fprint(stdout, tableHead)
+	relay, err := startRelay(url)
+	if err != nil {
+		return false, err
+	}
+	defer relay.Close()
 	ok = true
-	row := uint64(0)
-	for _, length := range strings.Split(o.Lengths, ",") {
-		for _, source := range o.Sources {
-			sidecar, err := stack.StartSidecar(ctx, bin, logs, "sidecar-"+length+"-"+source, url,
-				"--sources", source, "--keep-metrics", "--log-level", "warn")
-			if err != nil {
-				return false, err
-			}
-			rowsOK, err := measureSource(ctx, o, &row, sidecar.URL, length, source, stdout, stderr)
-			sidecar.Stop()
-			if err != nil {
-				return false, fmt.Errorf("%w\nthe end of the sidecar's log:\n%s", err, sidecar.Tail(2000))
-			}
-			ok = ok && rowsOK
+	for i, r := range o.rows() {
+		upstream := url
+		if r.hidden {
+			upstream = relay.URL
 		}
+		fmt.Fprintf(stderr, "accuracy: %s\n", r)
+		// A sidecar of its own, that has learnt nothing from the row before.
+		sidecar, err := stack.StartSidecar(ctx, bin, logs, fmt.Sprintf("sidecar-%d", i+1), upstream,
+			"--sources", r.source, "--keep-metrics", "--log-level", "warn")
+		if err != nil {
+			return false, err
+		}
+		s, err := r.measure(ctx, o, uint64(i+1), sidecar.URL, url)
+		sidecar.Stop()
+		if err != nil {
+			return false, fmt.Errorf("%s: %w\nthe end of the sidecar's log:\n%s", r, err, sidecar.Tail(2000))
+		}
+		fmt.Fprint(stdout, s.row(r))
+		ok = ok && s.correct()
 	}
 	fmt.Fprintln(stdout)
 	fmt.Fprint(stdout, tableNotes)
-	return ok, nil
-}
-
-// measureSource makes one source's rows; row counts all rows of the table.
-func measureSource(ctx context.Context, o options, row *uint64, url, length, source string, stdout, stderr io.Writer) (ok bool, err error) {
-	ok = true
-	for _, concurrency := range o.Concurrency {
-		for _, stream := range []bool{true, false} {
-			fmt.Fprintf(stderr, "accuracy: %s, %s, %d at once, stream %v\n", length, source, concurrency, stream)
-			// Each row has requests of its own: the same ones again would all be in the prefix cache.
-			*row++
-			l := load{
-				url: url, lengths: lengths[length], stream: stream,
-				concurrency: concurrency, requests: max(o.Requests, 2*concurrency), seed: o.Seed<<16 + *row,
-			}
-			results, err := l.run(ctx)
-			if err != nil {
-				return false, err
-			}
-			r := summarise(results)
-			fmt.Fprint(stdout, r.row(length, source, concurrency, stream))
-			ok = ok && r.correct()
-		}
-	}
 	return ok, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/tidwall/gjson"
 )
@@ -14,14 +15,17 @@ import (
 // number, but the histograms' sums are differences of growing floating-point sums.
 const tolerance = 0.01
 
-const tableHead = `| lengths | source | at once | answers | requests | exact | largest error, ms | largest error, tokens | estimated | no durations | prefill error p50, p95 | decode error p50, p95 | cached tokens unknown or wrong |
-|---|---|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|
+const tableHead = `| lengths | source | at once | answers | requests | exact | largest error, ms | largest error, tokens | prefill within 10 % | decode within 1 % | estimated | no durations | prefill error p50, p95 | decode error p50, p95 | cached tokens unknown or wrong |
+|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|
 `
 
 const tableNotes = `exact: without ` + "`estimated`" + `; the two columns after it are the largest difference of these from vLLM's own figures in the same answer.
-estimated: marked so and with both durations; the errors are theirs, relative to vLLM's own. no durations: ` + "`timings`" + ` without
-prefill or decode time, or none at all. The last column counts the answers that are not exact.
+within: of all answers, exact ones included. estimated: marked so and with both durations; the errors are theirs, relative to vLLM's
+own. no durations: ` + "`timings`" + ` without prefill or decode time, or none at all. The last column counts the answers that are not exact.
 `
+
+// nearPrefill and nearDecode are relative errors that are small.
+const nearPrefill, nearDecode = 0.10, 0.01
 
 // summary is one row.
 type summary struct {
@@ -33,6 +37,8 @@ type summary struct {
 	// Of the estimated ones, relative.
 	prefill, decode []float64
 	cachedWrong     int
+	// Of all.
+	prefillNear, decodeNear int
 
 	predictedWrong int // generated tokens are never an estimate
 }
@@ -47,7 +53,8 @@ func summarise(results []result) summary {
 
 func (s *summary) add(r result) {
 	prompt, generated := r.usage.Get("prompt_tokens").Int(), r.usage.Get("completion_tokens").Int()
-	cached := r.usage.Get("prompt_tokens_details.cached_tokens").Int()
+	cached := r.usage.Get("prompt_tokens_details.cached_tokens").Int() +
+		r.usage.Get("hidden_tokens_details.cached_tokens").Int()
 	prefill, decode := r.metrics.Get("time_to_first_token_ms").Float(), r.metrics.Get("generation_time_ms").Float()
 	t := r.timings
 
@@ -58,6 +65,8 @@ func (s *summary) add(r result) {
 	if t.Exists() && t.Get("predicted_n").Int() != generated {
 		s.predictedWrong++
 	}
+	s.prefillNear += near(t.Get("prompt_ms"), prefill, nearPrefill)
+	s.decodeNear += near(t.Get("predicted_ms"), decode, nearDecode)
 	durations := t.Get("prompt_ms").Exists() && t.Get("predicted_ms").Exists()
 	if t.Exists() && !t.Get("estimated").Exists() {
 		s.exact++
@@ -90,11 +99,15 @@ func (s *summary) correct() bool {
 	return s.maxMs <= tolerance && s.maxTokens == 0 && s.predictedWrong == 0
 }
 
-func (s *summary) row(length, source string, concurrency int, stream bool) string {
-	kind := "JSON"
-	if stream {
-		kind = "streamed"
+// near is 1 if got is there and no farther from want than the limit tells, else 0.
+func near(got gjson.Result, want, limit float64) int {
+	if got.Exists() && off(got, want) <= max(tolerance, limit*want) {
+		return 1
 	}
+	return 0
+}
+
+func (s *summary) row(r row) string {
 	maxMs, maxTokens := "-", "-"
 	if s.exact > 0 {
 		maxMs, maxTokens = fmt.Sprintf("%.4f", s.maxMs), fmt.Sprint(s.maxTokens)
@@ -102,9 +115,12 @@ func (s *summary) row(length, source string, concurrency int, stream bool) strin
 	if s.predictedWrong > 0 {
 		maxTokens += fmt.Sprintf(" (predicted_n wrong in %d)", s.predictedWrong)
 	}
-	return fmt.Sprintf("| %s | %s | %d | %s | %d | %s | %s | %s | %s | %s | %s | %s | %d |\n",
-		length, source, concurrency, kind, s.requests, s.share(s.exact), maxMs, maxTokens,
-		s.share(s.estimated), s.share(s.withoutDurations), quantiles(s.prefill), quantiles(s.decode), s.cachedWrong)
+	columns := []string{
+		r.lengths, r.source, r.atOnce(), r.answers, fmt.Sprint(s.requests), s.share(s.exact), maxMs, maxTokens,
+		s.share(s.prefillNear), s.share(s.decodeNear), s.share(s.estimated), s.share(s.withoutDurations),
+		quantiles(s.prefill), quantiles(s.decode), fmt.Sprint(s.cachedWrong),
+	}
+	return "| " + strings.Join(columns, " | ") + " |\n"
 }
 
 func (s *summary) share(n int) string {
