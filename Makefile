@@ -24,7 +24,7 @@ NESTED := internal/dockercheck
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: build
 build: ## build the static program bin/vllm-timings
@@ -104,6 +104,14 @@ bench: ## compare with a plain reverse proxy, and Go's benchmarks
 bench-short: ## the same, short: shows that it works, not a measurement
 	$(GO) run ./internal/bench --short
 	$(GO) test -bench . -benchmem -benchtime 100x -run '^$$' ./sse ./proxy ./metrics
+
+.PHONY: bench-peers
+bench-peers: ## the comparison with nginx, llama-swap and LiteLLM too, and with each source, for docs/performance.md
+	litellm=$$(bash internal/bench/litellm-env.sh) && LITELLM=$$litellm $(GO) run ./internal/bench --peers
+
+.PHONY: bench-peers-short
+bench-peers-short: ## the same without LiteLLM, short: shows that it works
+	$(GO) run ./internal/bench --peers --short
 
 .PHONY: soak
 soak: ## half an hour of load with clients that leave and a vLLM that dies, for docs/soak.md

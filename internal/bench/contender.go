@@ -10,17 +10,32 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"time"
 )
 
 // contender is something that stands between a client and the upstream. A new one needs a row in the list that
-// [bench.contenders] returns.
+// [contenders] or [peers] returns.
 type contender struct {
 	name    string
-	command func(listen, upstream string) []string // nil: nothing stands there
-	mallocs string                                 // path of a page with its number of allocations
-	timings bool                                   // it adds timings to answers
+	chain   []program // the first is what a client talks to; none: nothing stands there
+	mallocs string    // path of a page with its number of allocations
+	beside  string    // the contender that it is compared with
+	bare    bool      // the upstream is a vLLM without flags: its answers have no metrics
+
+	timings bool // it adds timings to every answer
+	foreign bool // what it loses is shown, and is no fault of the sidecar
+	slow    bool // it gets less work, in the first repetition only
+}
+
+// program is a part of a contender.
+type program struct {
+	// command may write files to a folder, which is there while the program runs.
+	command func(listen, upstream, dir string) ([]string, error)
+	env     []string
+	ready   string        // path that is answered with 200 when it is; "": one that it passes on
+	within  time.Duration // for that; 0: 10 s
 }
 
 const (
@@ -33,71 +48,142 @@ const (
 func contenders(self, binary string) []contender {
 	return []contender{
 		{name: direct},
-		{name: plain, mallocs: mallocsPath, command: func(listen, upstream string) []string {
-			return []string{self, "plain", listen, upstream}
-		}},
-		{name: sidecar, mallocs: "/-/metrics", timings: true, command: func(listen, upstream string) []string {
-			return []string{binary, "serve", "--listen", listen, "--upstream", "http://" + upstream}
-		}},
+		{name: plain, mallocs: mallocsPath, foreign: true, chain: []program{fixed(self, "plain", listenArg, upstreamArg)}},
+		{name: sidecar, mallocs: "/-/metrics", beside: plain, timings: true, chain: []program{serve(binary)}},
 	}
+}
+
+const (
+	listenArg   = "LISTEN"
+	upstreamArg = "UPSTREAM"
+)
+
+// fixed is a program that needs no files. listenArg and upstreamArg stand for addresses.
+func fixed(args ...string) program {
+	return program{command: func(listen, upstream, _ string) ([]string, error) {
+		all := make([]string, len(args))
+		for i, a := range args {
+			switch a {
+			case listenArg:
+				a = listen
+			case upstreamArg:
+				a = upstream
+			}
+			all[i] = a
+		}
+		return all, nil
+	}}
+}
+
+// serve is the sidecar.
+func serve(binary string, flags ...string) program {
+	return program{command: func(listen, upstream, _ string) ([]string, error) {
+		return append([]string{binary, "serve", "--listen", listen, "--upstream", "http://" + upstream}, flags...), nil
+	}}
 }
 
 // process is a program that was started.
 type process struct {
 	cmd  *exec.Cmd
 	addr string
-	log  *os.File
+	dir  string // its files
+
+	exited chan struct{} // closed when it has
 }
 
 // start starts a program that serves at an address, and waits until it does. What it writes goes to a file, as it would
 // with a user.
-func start(ctx context.Context, command func(listen string) []string) (*process, error) {
+func start(ctx context.Context, prog program, upstream string) (*process, error) {
 	addr, err := freeAddress()
 	if err != nil {
 		return nil, err
 	}
-	args := command(addr)
-	p := &process{cmd: exec.CommandContext(ctx, args[0], args[1:]...), addr: addr}
-	if p.log, err = os.CreateTemp("", "bench-*.log"); err != nil {
+	p := &process{addr: addr}
+	if p.dir, err = os.MkdirTemp("", "bench-*"); err != nil {
 		return nil, err
 	}
-	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
+	if err := p.run(ctx, prog, upstream); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(p.dir))
+	}
+	return p, nil
+}
+
+func (p *process) run(ctx context.Context, prog program, upstream string) error {
+	args, err := prog.command(p.addr, upstream, p.dir)
+	if err != nil {
+		return err
+	}
+	log, err := os.Create(filepath.Join(p.dir, "log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close() // the program has its own
+	p.cmd = exec.CommandContext(ctx, args[0], args[1:]...)
+	p.cmd.Env = append(os.Environ(), prog.env...)
+	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
 	p.cmd.WaitDelay = 5 * time.Second
+	ownGroup(p.cmd)
 	if err := p.cmd.Start(); err != nil {
-		return nil, errors.Join(err, p.log.Close())
+		return err
 	}
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		resp, err := http.Get("http://" + addr + "/version")
+	p.exited = make(chan struct{})
+	go func() { _ = p.cmd.Wait(); close(p.exited) }()
+	within, path := prog.within, prog.ready
+	if within == 0 {
+		within = 10 * time.Second
+	}
+	if path == "" {
+		path = "/version"
+	}
+	for deadline := time.Now().Add(within); ; time.Sleep(10 * time.Millisecond) {
+		err := ready("http://" + p.addr + path)
 		if err == nil {
-			_ = resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return p, nil
-			}
-			err = fmt.Errorf("status %d", resp.StatusCode)
+			return nil
 		}
-		if time.Now().After(deadline) {
-			said, _ := os.ReadFile(p.log.Name())
-			p.stop()
-			return nil, fmt.Errorf("%v is not ready: %w\n%s", args, err, said)
+		gone := false
+		select {
+		case <-p.exited:
+			gone = true
+		default:
+		}
+		if gone || time.Now().After(deadline) || ctx.Err() != nil {
+			p.end()
+			said, _ := os.ReadFile(log.Name())
+			return fmt.Errorf("%v is not ready: %w\n%s", args, err, said[max(0, len(said)-4<<10):])
 		}
 	}
 }
 
+func ready(url string) error {
+	resp, err := http.Get(url)
+	if err != nil {
+		return err
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("status %d", resp.StatusCode)
+	}
+	return nil
+}
+
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
-func (p *process) stop() {
+// end ends the program, and at last the workers that it left behind.
+func (p *process) end() {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
-	exited := make(chan struct{})
-	go func() { _ = p.cmd.Wait(); close(exited) }()
 	select {
-	case <-exited:
+	case <-p.exited:
 	case <-time.After(5 * time.Second):
 		_ = p.cmd.Process.Kill()
-		<-exited
+		<-p.exited
 	}
-	_ = p.log.Close()
-	_ = os.Remove(p.log.Name())
+	killGroup(p.pid())
+}
+
+func (p *process) stop() {
+	p.end()
+	_ = os.RemoveAll(p.dir)
 }
 
 func freeAddress() (string, error) {
@@ -111,30 +197,32 @@ func freeAddress() (string, error) {
 // measure gives a job to a load generator, with a contender that was started just for it.
 func (b *bench) measure(ctx context.Context, c contender, j job) (result, error) {
 	j.Addr = b.upstream.addr
-	j.Ours = []int{b.upstream.pid(), os.Getpid()}
-	if c.command != nil {
-		p, err := start(ctx, func(listen string) []string { return c.command(listen, b.upstream.addr) })
+	j.Ours = os.Getpid()
+	for i := len(c.chain) - 1; i >= 0; i-- { // each needs the address of the next
+		p, err := start(ctx, c.chain[i], j.Addr)
 		if err != nil {
 			return result{}, err
 		}
 		defer p.stop()
-		j.Addr, j.PID = p.addr, p.pid()
-		j.Ours = append(j.Ours, j.PID)
-		if c.mallocs != "" {
-			j.Mallocs = "http://" + p.addr + c.mallocs
-		}
+		j.Addr = p.addr
+		j.PIDs = append(j.PIDs, p.pid())
+	}
+	if c.mallocs != "" {
+		j.Mallocs = "http://" + j.Addr + c.mallocs
 	}
 	b.runs++
 	j.Shape.Run = fmt.Sprint(b.runs)
+	j.Shape.Bare = c.bare
 	in, err := json.Marshal(j)
 	if err != nil {
 		return result{}, err
 	}
+	var said bytes.Buffer
 	load := exec.CommandContext(ctx, b.self, "load")
-	load.Stdin, load.Stderr = bytes.NewReader(in), os.Stderr
+	load.Stdin, load.Stderr = bytes.NewReader(in), &said
 	out, err := load.Output()
 	if err != nil {
-		return result{}, fmt.Errorf("load generator for %s: %w", c.name, err)
+		return result{}, fmt.Errorf("load generator for %s: %w: %s", c.name, err, bytes.TrimSpace(said.Bytes()))
 	}
 	var r result
 	return r, json.Unmarshal(out, &r)

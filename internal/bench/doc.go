@@ -6,6 +6,10 @@
 // after another, in an order that turns from repetition to repetition; what is judged is the median over the
 // repetitions of the ratio within one.
 //
+// With --peers other proxies and the sidecar's other sources are in it too. A contender is a chain of programs, each with
+// its workers: CPU time and memory are the sums. Samples in which something else used the machine are measured again,
+// and left out where there are quieter ones.
+//
 // The program starts itself again for the parts: "upstream", "plain", "load" and "profiled" are hidden commands.
 // docs/performance.md tells how to read the table.
 package main

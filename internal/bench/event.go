@@ -16,6 +16,9 @@ const (
 
 	streamHead = "HTTP/1.1 200 OK\r\ndate: Sun, 29 Nov 2026 14:31:59 GMT\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 	jsonHead   = "HTTP/1.1 200 OK\r\ndate: Sun, 29 Nov 2026 14:31:59 GMT\r\nserver: uvicorn\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+	// promptTokens and wholeTokens are what usage tells of each request, and of an answer that is no stream.
+	promptTokens = 16
+	wholeTokens  = 6
 	// stampWidth is that of nanoseconds since 1970.
 	stampWidth = 19
 )
@@ -25,7 +28,8 @@ var (
 	finishEvent = chunk(opening + `{"index":0,"delta":{"content":""},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null}]}` + "\n\n")
 	doneEvent   = chunk("data: [DONE]\n\n")
 	lastChunk   = []byte("0\r\n\r\n")
-	stampKey    = []byte(`"delta":{"content":"`)
+	// stampKey comes before the time, in whatever order a proxy that makes its own events puts what is around it.
+	stampKey = []byte(`"content":"`)
 )
 
 // chunk frames s as HTTP/1.1 does. uvicorn sends each event as a chunk of its own.
@@ -38,7 +42,7 @@ type token struct {
 }
 
 func newToken() token {
-	b := chunk(opening + `{"index":0,` + string(stampKey) + string(bytes.Repeat([]byte("0"), stampWidth)) + `"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n")
+	b := chunk(opening + `{"index":0,"delta":{` + string(stampKey) + string(bytes.Repeat([]byte("0"), stampWidth)) + `"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n")
 	return token{b, bytes.Index(b, stampKey) + len(stampKey)}
 }
 
@@ -64,20 +68,27 @@ func stampOf(event []byte) (int64, bool) {
 	return v, true
 }
 
-// usageEvent is what follows the finish event where usage was asked for.
-func usageEvent(tokens int) []byte {
-	return chunk(fmt.Sprintf(`%s],"usage":{"prompt_tokens":16,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":0,"created_cache_tokens":0}},"system_fingerprint":"vllm-0.32.0-ab8ff72c",%s}`,
-		opening, 16+tokens, tokens, figures) + "\n\n")
+// usageEvent is what follows the finish event where usage was asked for. Bare is that of a vLLM without flags.
+func usageEvent(tokens int, bare bool) []byte {
+	details, more := `,"prompt_tokens_details":{"cached_tokens":0,"created_cache_tokens":0}`, ","+figures
+	if bare {
+		details, more = "", ""
+	}
+	return chunk(fmt.Sprintf(`%s],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d%s},"system_fingerprint":"vllm-0.32.0-ab8ff72c"%s}`,
+		opening, promptTokens, promptTokens+tokens, tokens, details, more) + "\n\n")
 }
 
-// jsonAnswer returns a whole answer whose body has size bytes, or as few as it can have.
-func jsonAnswer(size int) []byte {
-	const (
-		before = `{"id":"chatcmpl-b55a23ae89a07490","object":"chat.completion","created":1795962719,"model":"` + model + `","choices":[{"index":0,"message":{"role":"assistant","content":"`
-		after  = `","refusal":null,"annotations":null,"audio":null,"function_call":null,"reasoning":null},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null,"routed_experts":null}],"service_tier":null,"system_fingerprint":"vllm-0.32.0-ab8ff72c","usage":{"prompt_tokens":16,"total_tokens":22,"completion_tokens":6,"prompt_tokens_details":{"cached_tokens":0,"created_cache_tokens":0,"multimodal_tokens":null},"completion_tokens_details":null},"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null,"kv_transfer_params":null,"ec_transfer_params":null,` + figures + `}`
-	)
-	text := bytes.Repeat([]byte("word "), max(0, size-len(before)-len(after))/5+1)
-	text = text[:max(0, size-len(before)-len(after))]
-	body := before + string(text) + after
-	return append(fmt.Appendf(nil, jsonHead, len(body)), body...)
+// jsonAnswer returns a whole answer whose body has size bytes, or as few as it can have. text is how many of them are text,
+// which every proxy leaves as it is.
+func jsonAnswer(size int, bare bool) (answer []byte, text int) {
+	const before = `{"id":"chatcmpl-b55a23ae89a07490","object":"chat.completion","created":1795962719,"model":"` + model + `","choices":[{"index":0,"message":{"role":"assistant","content":"`
+	details, more := `{"cached_tokens":0,"created_cache_tokens":0,"multimodal_tokens":null}`, ","+figures
+	if bare {
+		details, more = "null", ""
+	}
+	after := fmt.Sprintf(`","refusal":null,"annotations":null,"audio":null,"function_call":null,"reasoning":null},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null,"routed_experts":null}],"service_tier":null,"system_fingerprint":"vllm-0.32.0-ab8ff72c","usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":%s,"completion_tokens_details":null},"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null,"kv_transfer_params":null,"ec_transfer_params":null%s}`,
+		promptTokens, promptTokens+wholeTokens, wholeTokens, details, more)
+	text = max(0, size-len(before)-len(after))
+	body := before + string(bytes.Repeat([]byte("word "), text/5+1)[:text]) + after
+	return append(fmt.Appendf(nil, jsonHead, len(body)), body...), text
 }

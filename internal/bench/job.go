@@ -19,12 +19,12 @@ import (
 type job struct {
 	Addr     string // of the contender
 	Shape    shape
-	Streams  int // open at the same time; 0: answers that are no streams
-	Requests int // that are not streams, over Conns connections
+	Streams  int // open at the same time; 0: Requests
+	Requests int // answers that are no streams, over Conns connections; or streams, one after another
 	Conns    int
-	PID      int    // of the contender's process, 0 if there is none
+	PIDs     []int  // of the contender's programs, none if nothing is there
 	Mallocs  string // URL of a page with the number of its allocations, "" if it has none
-	Ours     []int  // all processes of the bench that work for this job, but this one
+	Ours     int    // process of the bench, below which is all that works for this job
 
 	counting time.Duration // CPU time of the contender that reading Mallocs took
 }
@@ -41,6 +41,7 @@ type result struct {
 	P50     float64 // from sending a token to having it
 	P99     float64
 	Max     float64
+	TTFT    float64 // from the request to the first event, median
 
 	CPU       float64 // of the contender for all of it, a token
 	SteadyCPU float64 // the same between the marks: no beginnings and ends of streams
@@ -61,7 +62,7 @@ type mark struct {
 // rest, outside of what lies between two marks.
 func (j *job) look(events int64, opens bool) (m mark, err error) {
 	m.events = events
-	if j.PID == 0 {
+	if len(j.PIDs) == 0 {
 		return m, nil
 	}
 	if opens {
@@ -69,7 +70,7 @@ func (j *job) look(events int64, opens bool) (m mark, err error) {
 			return m, err
 		}
 	}
-	if m.cpu, err = cpuTime(j.PID); err != nil {
+	if m.cpu, err = j.cpu(); err != nil {
 		return m, err
 	}
 	if !opens {
@@ -77,8 +78,14 @@ func (j *job) look(events int64, opens bool) (m mark, err error) {
 			return m, err
 		}
 	}
-	m.memory, err = ownMemory(j.PID)
-	return m, err
+	for _, pid := range j.PIDs {
+		own, err := ownMemory(pid)
+		if err != nil {
+			return m, err
+		}
+		m.memory += own
+	}
+	return m, nil
 }
 
 // mallocs reads go_memstats_mallocs_total, with whatever prefix. A page of metrics is dear beside a few thousand events, so what
@@ -147,6 +154,10 @@ func (j *job) run() (result, error) {
 	if err := j.warmUp(); err != nil {
 		return result{}, fmt.Errorf("warming up: %w", err)
 	}
+	var err error
+	if j.PIDs, err = family(j.PIDs...); err != nil { // as warm as it gets, it has all its workers
+		return result{}, err
+	}
 	before, err := j.look(0, true)
 	if err != nil {
 		return result{}, err
@@ -170,10 +181,13 @@ func (j *job) run() (result, error) {
 	var r result
 	var a, b mark
 	began := time.Now()
-	if j.Streams > 0 {
+	switch {
+	case j.Streams > 0:
 		r, a, b, err = j.streams()
-	} else {
+	case j.Shape.Bytes > 0:
 		r = j.answers()
+	default:
+		r = j.sequence()
 	}
 	if err != nil {
 		return r, err
@@ -183,7 +197,7 @@ func (j *job) run() (result, error) {
 	if after, err := j.others(); err == nil {
 		r.Others = max(0, (after-others).Seconds()/r.Seconds/float64(runtime.NumCPU()))
 	}
-	if j.PID == 0 || r.Events == 0 {
+	if len(j.PIDs) == 0 || r.Events == 0 {
 		return r, nil
 	}
 	time.Sleep(50 * time.Millisecond) // the last connections are put away
@@ -200,26 +214,35 @@ func (j *job) run() (result, error) {
 // others returns the CPU time that everything but the bench has used.
 func (j *job) others() (time.Duration, error) {
 	busy, err := busyTime()
-	for _, pid := range append(j.Ours, os.Getpid()) {
-		t, e := cpuTime(pid)
-		busy -= t
-		err = errors.Join(err, e)
+	if err != nil {
+		return 0, err
+	}
+	ours, err := family(j.Ours)
+	for _, pid := range ours {
+		if t, e := cpuTime(pid); e == nil { // else it has just ended
+			busy -= t
+		}
 	}
 	return busy, err
 }
 
-func (j *job) cpu() (time.Duration, error) {
-	if j.PID == 0 {
-		return 0, nil
+// cpu returns what all processes of the contender have used.
+func (j *job) cpu() (sum time.Duration, err error) {
+	for _, pid := range j.PIDs {
+		t, err := cpuTime(pid)
+		if err != nil {
+			return 0, err
+		}
+		sum += t
 	}
-	return cpuTime(j.PID)
+	return sum, nil
 }
 
 // warmUp lets the contender make its first connections and learn what it wants to know of the upstream. The plain proxy
 // loses some answers, so one that works is enough.
 func (j *job) warmUp() error {
 	one := *j
-	one.Shape = shape{Run: j.Shape.Run + "-warm", Together: 1, Events: 50, Interval: time.Millisecond}
+	one.Shape = shape{Run: j.Shape.Run + "-warm", Together: 1, Events: 50, Interval: time.Millisecond, Bare: j.Shape.Bare}
 	var errs []error
 	for range 5 {
 		s := newStream(&one, one.Shape.Events)

@@ -20,7 +20,9 @@ type stream struct {
 	conn    net.Conn
 	resp    *http.Response
 	delays  []int64 // nanoseconds from sending a token to having it
-	rest    []byte  // of an event that is not whole yet
+	asked   time.Time
+	ttft    int64  // nanoseconds from the request to the first event
+	rest    []byte // of an event that is not whole yet
 	tokens  int
 	done    bool
 	timings bool
@@ -38,6 +40,7 @@ func (s *stream) open() error {
 	}
 	s.conn = conn
 	_ = conn.SetDeadline(time.Now().Add(patience))
+	s.asked = time.Now()
 	if _, err := conn.Write(s.job.request(s.job.Shape)); err != nil {
 		return err
 	}
@@ -63,8 +66,11 @@ func (s *stream) read(total *atomic.Int64) error {
 	for {
 		n, err := s.resp.Body.Read(buf)
 		if n > 0 {
-			tokens := s.tokens
-			s.take(buf[:n], time.Now().UnixNano())
+			tokens, now := s.tokens, time.Now()
+			if s.ttft == 0 {
+				s.ttft = now.Sub(s.asked).Nanoseconds()
+			}
+			s.take(buf[:n], now.UnixNano())
 			if total != nil {
 				total.Add(int64(s.tokens - tokens))
 			}
@@ -154,7 +160,6 @@ func (j *job) streams() (r result, a, b mark, err error) {
 		markErr = errors.Join(markErr, err)
 	}
 	<-ended
-	var delays []int64
 	for _, s := range all {
 		if err := <-errs; err != nil {
 			r.Failed++
@@ -164,13 +169,52 @@ func (j *job) streams() (r result, a, b mark, err error) {
 		if s.timings {
 			r.Timings++
 		}
+	}
+	r.took(all)
+	return r, a, b, markErr
+}
+
+// took fills in how long it took for tokens to come.
+func (r *result) took(all []*stream) {
+	var delays, firsts []int64
+	for _, s := range all {
 		delays = append(delays, s.delays...)
+		if s.ttft > 0 {
+			firsts = append(firsts, s.ttft)
+		}
 	}
 	slices.Sort(delays)
+	slices.Sort(firsts)
 	if n := len(delays); n > 0 {
 		r.P50, r.P99, r.Max = float64(delays[n/2])/1e3, float64(delays[n*99/100])/1e3, float64(delays[n-1])/1e3
 	}
-	return r, a, b, markErr
+	if n := len(firsts); n > 0 {
+		r.TTFT = float64(firsts[n/2]) / 1e3
+	}
+}
+
+// sequence opens streams one after another. An event is then a stream.
+func (j *job) sequence() (r result) {
+	var all []*stream
+	for range j.Requests {
+		s := newStream(j, j.Shape.Events)
+		err := s.open()
+		if err == nil {
+			err = s.read(nil)
+		}
+		if err != nil {
+			r.Failed++
+			r.Error = err.Error()
+			continue
+		}
+		r.Events++
+		if s.timings {
+			r.Timings++
+		}
+		all = append(all, s)
+	}
+	r.took(all)
+	return r
 }
 
 // answers sends requests for whole answers one after another on each connection.
@@ -178,9 +222,10 @@ func (j *job) answers() (r result) {
 	var next, good, timings atomic.Int64
 	var mu sync.Mutex
 	var wg sync.WaitGroup
+	_, text := jsonAnswer(j.Shape.Bytes, j.Shape.Bare)
 	for range j.Conns {
 		wg.Go(func() {
-			c := client{job: j, request: j.request(j.Shape)}
+			c := client{job: j, request: j.request(j.Shape), text: text}
 			defer c.close()
 			for next.Add(1) <= int64(j.Requests) {
 				body, err := c.do()
@@ -211,6 +256,7 @@ type client struct {
 	conn    net.Conn
 	r       *bufio.Reader
 	buf     bytes.Buffer
+	text    int // that a body must at least have
 }
 
 func (c *client) close() {
@@ -245,7 +291,7 @@ func (c *client) do() ([]byte, error) {
 	switch {
 	case resp.StatusCode != http.StatusOK:
 		return nil, fmt.Errorf("status %d", resp.StatusCode)
-	case len(body) < c.job.Shape.Bytes || body[len(body)-1] != '}':
+	case len(body) < c.text || body[len(body)-1] != '}':
 		return nil, fmt.Errorf("an answer of %d bytes", len(body))
 	case resp.Close:
 		c.close()

@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"syscall"
 )
 
@@ -20,6 +21,10 @@ const usage = `Usage: go run ./internal/bench [flags]
 
 Measures the sidecar beside a plain reverse proxy and prints a table. It exits
 with 1 where a target was missed or an answer was lost.
+
+With --peers other proxies are measured too: nginx (Debian: nginx), llama-swap
+(the binary at $LLAMA_SWAP or ../shared/bin/llama-swap), and the LiteLLM proxy
+if $LITELLM is its program (internal/bench/litellm-env.sh installs one).
 
 `
 
@@ -35,7 +40,9 @@ func run(args []string, stdout, stderr io.Writer) int {
 	flags.Usage = func() { fmt.Fprint(stderr, usage); flags.PrintDefaults() }
 	var o options
 	flags.BoolVar(&o.short, "short", false, "about a minute: shows that everything works and nothing is lost; times are not judged")
-	flags.IntVar(&o.repetitions, "reps", 0, "repetitions (6, or 1 with --short)")
+	flags.IntVar(&o.repetitions, "reps", 0, "repetitions (6; 3 with --peers; 1 with --short)")
+	flags.BoolVar(&o.peers, "peers", false, "beside other proxies too, and with each source; about 15 minutes")
+	among := flags.String("among", "", "regular expression for the contenders to compare")
 	only := flags.String("only", "", "regular expression for the workloads to run")
 	flags.StringVar(&o.profile, "profile", "", "folder for CPU and heap profiles of both proxies, a variant of the sidecar within this program among them")
 	if err := flags.Parse(args); err != nil {
@@ -44,6 +51,14 @@ func run(args []string, stdout, stderr io.Writer) int {
 	var err error
 	if o.only, err = regexp.Compile(*only); err != nil {
 		fmt.Fprintln(stderr, "bench: --only:", err)
+		return 2
+	}
+	if o.among, err = regexp.Compile(*among); err != nil {
+		fmt.Fprintln(stderr, "bench: --among:", err)
+		return 2
+	}
+	if o.peers && o.profile != "" {
+		fmt.Fprintln(stderr, "bench: --profile is not for --peers")
 		return 2
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -83,6 +98,8 @@ func part(args []string, stderr io.Writer) (code int, ok bool) {
 
 type options struct {
 	short       bool
+	peers       bool
+	among       *regexp.Regexp
 	repetitions int
 	only        *regexp.Regexp
 	profile     string
@@ -94,6 +111,8 @@ type bench struct {
 	self     string // this program
 	upstream *process
 	runs     int
+	again    int // how many more samples may be measured again
+	repeated int // were
 	progress io.Writer
 }
 
@@ -104,10 +123,17 @@ func compare(ctx context.Context, o options, args []string, stdout, stderr io.Wr
 		return false, err
 	}
 	if b.repetitions == 0 {
-		b.repetitions = 6
-		if b.short {
+		switch {
+		case b.short:
 			b.repetitions = 1
+		case b.peers:
+			b.repetitions = 3
+		default:
+			b.repetitions = 6
 		}
+	}
+	if err := raiseFiles(); err != nil {
+		return false, fmt.Errorf("open files: %w", err)
 	}
 	dir, err := os.MkdirTemp("", "bench")
 	if err != nil {
@@ -121,23 +147,31 @@ func compare(ctx context.Context, o options, args []string, stdout, stderr io.Wr
 	if err := build.Run(); err != nil {
 		return false, fmt.Errorf("building the sidecar: %w", err)
 	}
-	b.upstream, err = start(ctx, func(listen string) []string { return []string{b.self, "upstream", listen} })
+	b.upstream, err = start(ctx, fixed(b.self, "upstream", listenArg), "")
 	if err != nil {
 		return false, err
 	}
 	defer b.upstream.stop()
-	list := contenders(b.self, binary)
-	if b.profile != "" {
+	list, loads := contenders(b.self, binary), workloads(b.short)
+	switch {
+	case b.profile != "":
 		if err := os.MkdirAll(b.profile, 0o755); err != nil {
 			return false, err
 		}
 		list = profiled(b.self, b.profile)
+	case b.peers:
+		if list, err = peers(b.self, binary, !b.short); err != nil {
+			return false, err
+		}
+		loads = peerWorkloads(b.short)
+	}
+	list = slices.DeleteFunc(list, func(c contender) bool { return !b.among.MatchString(c.name) })
+	loads = slices.DeleteFunc(loads, func(w workload) bool { return !b.only.MatchString(w.name) })
+	if !b.short {
+		b.again = len(list) * len(loads) * b.repetitions / 4 // a busy machine does not make it endless
 	}
 	var measured []measurement
-	for _, w := range workloads(b.short) {
-		if !b.only.MatchString(w.name) {
-			continue
-		}
+	for _, w := range loads {
 		m, err := b.repeat(ctx, w, list)
 		if err != nil {
 			return false, fmt.Errorf("%s: %w", w.name, err)
@@ -145,6 +179,11 @@ func compare(ctx context.Context, o options, args []string, stdout, stderr io.Wr
 		measured = append(measured, m)
 	}
 	t := newTable(measured, list, !b.short && b.profile == "")
-	t.write(stdout, args)
+	if b.peers {
+		t.repeated = b.repeated
+		t.writePeers(stdout, args)
+	} else {
+		t.write(stdout, args)
+	}
 	return t.ok(), nil
 }

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -56,4 +58,50 @@ func busyTime() (time.Duration, error) {
 		ticks += n
 	}
 	return time.Duration(ticks) * (time.Second / 100), nil
+}
+
+// family returns pids and all processes below them: a proxy's workers are its own.
+func family(pids ...int) ([]int, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	children := map[int][]int{}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		b, err := os.ReadFile("/proc/" + e.Name() + "/stat")
+		if err != nil {
+			continue // it has ended
+		}
+		// The name before the last parenthesis may have anything in it. State and parent follow.
+		if f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:]); len(f) > 1 {
+			if parent, err := strconv.Atoi(string(f[1])); err == nil {
+				children[parent] = append(children[parent], pid)
+			}
+		}
+	}
+	all := slices.Clone(pids)
+	for i := 0; i < len(all); i++ {
+		all = append(all, children[all[i]]...)
+	}
+	return all, nil
+}
+
+// ownGroup lets a program and its workers be ended together.
+func ownGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
+
+func killGroup(pid int) { _ = syscall.Kill(-pid, syscall.SIGKILL) }
+
+// raiseFiles lets this program and all that it starts have as many open files as is allowed. Go does so for itself, but
+// gives its children what it had.
+func raiseFiles() error {
+	var l syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil {
+		return err
+	}
+	l.Cur = l.Max
+	return syscall.Setrlimit(syscall.RLIMIT_NOFILE, &l)
 }

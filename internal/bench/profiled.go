@@ -25,13 +25,13 @@ import (
 // profiled are the contenders within this program, each of which writes profiles when it ends. The product has no way
 // to be profiled from outside, and needs none.
 func profiled(self, dir string) []contender {
-	as := func(name string) func(listen, upstream string) []string {
-		return func(listen, upstream string) []string { return []string{self, "profiled", name, dir, listen, upstream} }
+	as := func(name string) []program {
+		return []program{fixed(self, "profiled", name, dir, listenArg, upstreamArg)}
 	}
 	return []contender{
 		{name: direct},
-		{name: plain, mallocs: mallocsPath, command: as(plain)},
-		{name: sidecar, mallocs: "/-/metrics", timings: true, command: as(sidecar)},
+		{name: plain, mallocs: mallocsPath, foreign: true, chain: as(plain)},
+		{name: sidecar, mallocs: "/-/metrics", beside: plain, timings: true, chain: as(sidecar)},
 	}
 }
 

@@ -24,6 +24,7 @@ func mean(all []result) (r result) {
 	avg(func(r *result) *float64 { return &r.Seconds })
 	avg(func(r *result) *float64 { return &r.P50 })
 	avg(func(r *result) *float64 { return &r.P99 })
+	avg(func(r *result) *float64 { return &r.TTFT })
 	avg(func(r *result) *float64 { return &r.CPU })
 	avg(func(r *result) *float64 { return &r.SteadyCPU })
 	avg(func(r *result) *float64 { return &r.Allocs })
@@ -43,25 +44,49 @@ func mean(all []result) (r result) {
 	return r
 }
 
-// ratios returns, for each repetition, what the sidecar has divided by what the plain proxy has.
-func (m *measurement) ratios(f *figure) (ratios []float64) {
-	for rep := range m.results[sidecar] {
-		ours, theirs := f.of(&m.results[sidecar][rep]), f.of(&m.results[plain][rep])
+// ratios returns, for each repetition, what a contender has divided by what the one has that it is compared with.
+// Repetitions in which either was disturbed are left out, if there are others.
+func (m *measurement) ratios(f *figure, c *contender) []float64 {
+	var quiet, all []float64
+	for rep := range min(len(m.results[c.name]), len(m.results[c.beside])) {
+		mine, other := &m.results[c.name][rep], &m.results[c.beside][rep]
+		ours, theirs := f.of(mine), f.of(other)
 		if f.added {
+			if rep >= len(m.results[direct]) {
+				continue
+			}
 			without := f.of(&m.results[direct][rep])
 			ours, theirs = ours-without, theirs-without
 		}
-		if theirs > 0 {
-			ratios = append(ratios, ours/theirs)
+		if theirs <= 0 || mine.Events == 0 || other.Events == 0 {
+			continue
+		}
+		all = append(all, ours/theirs)
+		if mine.Others <= mostOthers && other.Others <= mostOthers {
+			quiet = append(quiet, ours/theirs)
 		}
 	}
-	return ratios
+	if m.onlyQuiet && len(quiet) > 0 {
+		return quiet
+	}
+	return all
 }
 
-// values returns a contender's figure of each repetition.
-func (m *measurement) values(name string, f *figure) (values []float64) {
+// values returns a contender's figure of each repetition, of those that were not disturbed if there are any.
+func (m *measurement) values(name string, f *figure) []float64 {
+	var quiet, all []float64
 	for i := range m.results[name] {
-		values = append(values, f.of(&m.results[name][i]))
+		r := &m.results[name][i]
+		if r.Events == 0 {
+			continue // nothing arrived
+		}
+		all = append(all, f.of(r))
+		if r.Others <= mostOthers {
+			quiet = append(quiet, f.of(r))
+		}
 	}
-	return values
+	if m.onlyQuiet && len(quiet) > 0 {
+		return quiet
+	}
+	return all
 }

@@ -15,6 +15,7 @@ type table struct {
 	measured []measurement
 	list     []contender
 	judged   bool // times are judged, not only what was lost
+	repeated int  // samples that were measured again, see measureQuiet
 	missed   []string
 }
 
@@ -46,9 +47,9 @@ func (t *table) sane(m *measurement) {
 			}
 		}
 		switch {
-		case c.name != plain && failed > 0:
+		case !c.foreign && failed > 0:
 			t.miss("%s: %s lost %d of %d answers: %s", m.name, c.name, failed, answers, why)
-		case failed > max(5, answers/20):
+		case c.name == plain && failed > max(5, answers/20):
 			t.miss("%s: %s lost %d of %d answers, too many to compare with", m.name, c.name, failed, answers)
 		}
 		if c.timings && timings != answers-failed {
@@ -57,11 +58,26 @@ func (t *table) sane(m *measurement) {
 	}
 }
 
+// ours is the contender that is judged.
+func (t *table) ours() *contender {
+	for i := range t.list {
+		if t.list[i].name == sidecar {
+			return &t.list[i]
+		}
+	}
+	return &contender{}
+}
+
 func (t *table) judge(m *measurement) {
 	for i := range m.figures {
 		f := &m.figures[i]
-		if ratio := median(m.ratios(f)); f.target > 0 && ratio > f.target {
-			t.miss("%s, %s: %.3f times the plain proxy's, must be at most %g", m.name, f.title, ratio, f.target)
+		if ratios := m.ratios(f, t.ours()); f.target > 0 && len(ratios) > 0 {
+			switch ratio := median(ratios); {
+			case f.more && ratio < f.target:
+				t.miss("%s, %s: %.3f times the plain proxy's, must be at least %g", m.name, f.title, ratio, f.target)
+			case !f.more && ratio > f.target:
+				t.miss("%s, %s: %.3f times the plain proxy's, must be at most %g", m.name, f.title, ratio, f.target)
+			}
 		}
 		if v := median(m.values(sidecar, f)); f.limit > 0 && v > f.limit {
 			t.miss("%s, %s: %.1f %s, must be at most %g", m.name, f.title, v, f.unit, f.limit)
@@ -71,19 +87,8 @@ func (t *table) judge(m *measurement) {
 
 // write prints the table as Markdown.
 func (t *table) write(w io.Writer, args []string) {
-	reps := 0
-	var others []float64
-	for _, m := range t.measured {
-		reps = len(m.results[sidecar])
-		for _, all := range m.results {
-			for _, r := range all {
-				others = append(others, 100*r.Others)
-			}
-		}
-	}
-	command := strings.Join(append([]string{"go run ./internal/bench"}, args...), " ")
-	fmt.Fprintf(w, "`%s`, %s. %s, %d cores, %s, %s/%s. %d repetitions; other processes had %.0f %% of the machine (median; at most %.0f %%).\n\n",
-		command, time.Now().UTC().Format(time.DateOnly), cpuModel(), runtime.NumCPU(), runtime.Version(), runtime.GOOS, runtime.GOARCH, reps, median(others), slices.Max(append(others, 0)))
+	t.head(w, args)
+	fmt.Fprint(w, "\n\n")
 	fmt.Fprint(w, "| load | figure |")
 	for _, c := range t.list {
 		fmt.Fprintf(w, " %s |", c.name)
@@ -93,9 +98,30 @@ func (t *table) write(w io.Writer, args []string) {
 	for i := range t.measured {
 		t.rows(w, &t.measured[i])
 	}
+	t.complain(w)
+}
+
+func (t *table) complain(w io.Writer) {
 	for _, missed := range t.missed {
 		fmt.Fprintf(w, "\nMISSED: %s\n", missed)
 	}
+}
+
+// head says what was run, where and when.
+func (t *table) head(w io.Writer, args []string) {
+	reps := 0
+	var others []float64
+	for _, m := range t.measured {
+		for _, all := range m.results {
+			reps = max(reps, len(all))
+			for _, r := range all {
+				others = append(others, 100*r.Others)
+			}
+		}
+	}
+	command := strings.Join(append([]string{"go run ./internal/bench"}, args...), " ")
+	fmt.Fprintf(w, "`%s`, %s. %s, %d cores, %s, %s/%s. %d repetitions; other processes had %.0f %% of the machine (median; at most %.0f %%).",
+		command, time.Now().UTC().Format(time.DateOnly), cpuModel(), runtime.NumCPU(), runtime.Version(), runtime.GOOS, runtime.GOARCH, reps, median(others), slices.Max(append(others, 0)))
 }
 
 func (t *table) rows(w io.Writer, m *measurement) {
@@ -107,7 +133,7 @@ func (t *table) rows(w io.Writer, m *measurement) {
 		for _, c := range t.list {
 			fmt.Fprintf(w, " %s |", number(median(m.values(c.name, f))))
 		}
-		if r := m.ratios(f); len(r) > 0 {
+		if r := m.ratios(f, t.ours()); len(r) > 0 {
 			fmt.Fprintf(w, " %.2f (%.2f to %.2f) |", median(r), slices.Min(r), slices.Max(r))
 		} else {
 			fmt.Fprint(w, " |")
@@ -138,6 +164,8 @@ func unitOf(f *figure) string {
 
 func (t *table) wanted(f *figure) string {
 	switch {
+	case f.target > 0 && f.more:
+		return fmt.Sprintf("≥ %g", f.target)
 	case f.target > 0:
 		return fmt.Sprintf("≤ %g", f.target)
 	case f.limit > 0:

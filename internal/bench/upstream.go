@@ -23,28 +23,33 @@ type shape struct {
 	Interval time.Duration // between tokens; 0: no pause, many to a write
 	Bytes    int           // of an answer that is no stream
 	Early    bool          // answer before the body was read
+	Spread   bool          // tokens of the streams that are together spread out over the interval
+	Bare     bool          // as a vLLM without flags: no metrics in the answer
 }
 
 func (s shape) String() string {
-	return fmt.Sprintf("%s %d %d %d %d %t", s.Run, s.Together, s.Events, s.Interval.Microseconds(), s.Bytes, s.Early)
+	return fmt.Sprintf("%s %d %d %d %d %t %t %t", s.Run, s.Together, s.Events, s.Interval.Microseconds(), s.Bytes, s.Early, s.Spread, s.Bare)
 }
 
 func parseShape(v string) (s shape, err error) {
 	var micros int64
-	_, err = fmt.Sscan(v, &s.Run, &s.Together, &s.Events, &micros, &s.Bytes, &s.Early)
+	_, err = fmt.Sscan(v, &s.Run, &s.Together, &s.Events, &micros, &s.Bytes, &s.Early, &s.Spread, &s.Bare)
 	s.Interval = time.Duration(micros) * time.Microsecond
 	return s, err
 }
 
 // upstream imitates vLLM as cheaply as it can.
 type upstream struct {
+	finished histograms
+
 	mu     sync.Mutex
 	groups map[string]*group
 }
 
-// group are the streams that get their tokens at the same instants.
+// group are the streams that get their tokens at the same instants, or spread out between those.
 type group struct {
 	shape   shape
+	counts  *histograms
 	members []*member
 }
 
@@ -117,7 +122,7 @@ func (u *upstream) answer(c net.Conn, r *bufio.Reader) error {
 	}
 	s, err := parseShape(h.shape)
 	if err == nil && s.Bytes > 0 && s.Early {
-		if _, err := c.Write(u.json(s.Bytes)); err != nil {
+		if err := u.whole(c, s); err != nil {
 			return err
 		}
 		_, err := io.CopyN(io.Discard, r, h.length)
@@ -130,11 +135,14 @@ func (u *upstream) answer(c net.Conn, r *bufio.Reader) error {
 	switch {
 	case h.path == "/version":
 		_, err = io.WriteString(c, "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n{\"version\":\"0.32.0\"}")
-	case err != nil: // no /metrics: the usage has all figures
+	case strings.HasPrefix(h.path, "/metrics/?name"):
+		_, err = c.Write(u.finished.page())
+	case err != nil:
 		_, err = io.WriteString(c, "HTTP/1.1 404 Not Found\r\ncontent-type: application/json\r\ncontent-length: 22\r\n\r\n{\"detail\":\"Not Found\"}")
 	case s.Bytes > 0:
-		_, err = c.Write(u.json(s.Bytes))
+		err = u.whole(c, s)
 	default:
+		u.finished.begin()
 		m := &member{conn: c, usage: bytes.Contains(body, []byte(`"include_usage":true`)), done: make(chan struct{})}
 		u.join(s, m)
 		<-m.done
@@ -143,13 +151,27 @@ func (u *upstream) answer(c net.Conn, r *bufio.Reader) error {
 	return err
 }
 
-var answers sync.Map // by size
+// atOnce is how long prefill and decode of an answer that comes at once are said to have taken.
+const atOnce = 20 * time.Microsecond
 
-func (u *upstream) json(size int) []byte {
-	if a, ok := answers.Load(size); ok {
+// whole sends an answer that is no stream.
+func (u *upstream) whole(c net.Conn, s shape) error {
+	u.finished.begin()
+	u.finished.end(1, wholeTokens, atOnce, atOnce)
+	_, err := c.Write(answerOf(s))
+	return err
+}
+
+// answers are kept by what makes them.
+var answers sync.Map
+
+func answerOf(s shape) []byte {
+	key := shape{Bytes: s.Bytes, Bare: s.Bare}
+	if a, ok := answers.Load(key); ok {
 		return a.([]byte)
 	}
-	a, _ := answers.LoadOrStore(size, jsonAnswer(size))
+	made, _ := jsonAnswer(s.Bytes, s.Bare)
+	a, _ := answers.LoadOrStore(key, made)
 	return a.([]byte)
 }
 
@@ -161,7 +183,7 @@ func (u *upstream) join(s shape, m *member) {
 	key := s.String()
 	g := u.groups[key]
 	if g == nil {
-		g = &group{shape: s}
+		g = &group{shape: s, counts: &u.finished}
 		u.groups[key] = g
 	}
 	if g.members = append(g.members, m); len(g.members) == s.Together {
@@ -172,18 +194,20 @@ func (u *upstream) join(s shape, m *member) {
 
 // send sends all that follows the header, from one goroutine as vLLM's event loop does.
 func (g *group) send() {
+	began := time.Now()
 	g.each(func(*member) []byte { return roleEvent })
 	t := newToken()
 	if g.shape.Interval == 0 {
 		g.block(&t)
 	} else {
-		began := time.Now()
 		for k := range g.shape.Events {
-			time.Sleep(time.Until(began.Add(time.Duration(k+1) * g.shape.Interval)))
-			g.each(func(*member) []byte { return t.stamped() })
+			g.round(&t, began, k)
 		}
 	}
-	usage := usageEvent(g.shape.Events)
+	ended := time.Now()
+	prefill := min(g.shape.Interval, ended.Sub(began))
+	g.counts.end(len(g.members), g.shape.Events, prefill, ended.Sub(began)-prefill)
+	usage := usageEvent(g.shape.Events, g.shape.Bare)
 	g.each(func(*member) []byte { return finishEvent })
 	g.each(func(m *member) []byte {
 		if m.usage {
@@ -196,6 +220,19 @@ func (g *group) send() {
 	for _, m := range g.members {
 		close(m.done)
 	}
+}
+
+// round sends each stream its k-th token.
+func (g *group) round(t *token, began time.Time, k int) {
+	due := began.Add(time.Duration(k+1) * g.shape.Interval)
+	n := 0
+	g.each(func(*member) []byte {
+		if n == 0 || g.shape.Spread {
+			time.Sleep(time.Until(due.Add(g.shape.Interval * time.Duration(n) / time.Duration(len(g.members)))))
+		}
+		n++
+		return t.stamped()
+	})
 }
 
 // block sends the tokens in writes that fill a socket, for all that a stream can carry.
