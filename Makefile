@@ -18,9 +18,9 @@ BUILDVCS := $(if $(wildcard .git),$(if $(shell git rev-parse -q --verify HEAD 2>
 # without it, and say so.
 RACE := $(if $(shell command -v "$$($(GO) env CC)" 2>/dev/null),-race)
 
-# A Go module of its own: the dependencies of BuildKit, Compose and Kubernetes stay
-# out of ours.
-NESTED := internal/dockercheck
+# Go modules of their own: the dependencies of BuildKit, Compose, Kubernetes and
+# actionlint stay out of ours.
+NESTED := internal/dockercheck internal/workflowcheck
 
 .PHONY: help
 help: ## list the targets
@@ -39,14 +39,14 @@ else
 	bin/demo -- $(BIN) serve
 endif
 
-# The nested module reads files of the main one, which Go's test cache does not
+# The nested modules read files of the main one, which Go's test cache does not
 # notice: -count=1.
 .PHONY: test
 test: ## go vet, and all tests with the race detector
 	@test -n "$(RACE)" || echo "make test: no C compiler, so without the race detector"
 	$(GO) vet ./...
 	$(GO) test $(RACE) ./...
-	cd $(NESTED) && $(GO) vet ./... && $(GO) test $(RACE) -count=1 ./...
+	set -e; for m in $(NESTED); do (cd $$m; $(GO) vet ./...; $(GO) test $(RACE) -count=1 ./...); done
 
 .PHONY: fmt
 fmt: ## gofmt all Go files
@@ -62,7 +62,7 @@ lint: ## gofmt, vet, staticcheck, go.mod, the syntax of shell scripts
 	$(GO) tool staticcheck -tags e2e ./...
 	$(GO) mod tidy -diff
 	$(GO) build -o bin/staticcheck honnef.co/go/tools/cmd/staticcheck
-	cd $(NESTED) && $(GO) vet ./... && $(CURDIR)/bin/staticcheck ./... && $(GO) mod tidy -diff
+	set -e; for m in $(NESTED); do (cd $$m; $(GO) vet ./...; $(CURDIR)/bin/staticcheck ./...; $(GO) mod tidy -diff); done
 	@for f in .ci/run $$(find . -name .git -prune -o -name '*.sh' -print); do \
 		bash -n "$$f" || exit 1; \
 	done
@@ -134,8 +134,12 @@ e2e-older:
 e2e-clients:
 	bash internal/e2e/clients-env.sh
 
+.PHONY: llama-swap
+llama-swap: ## build a llama-swap for the tests, if there is none yet
+	bash internal/e2e/llama-swap.sh
+
 .PHONY: e2e
-e2e: e2e-env e2e-older e2e-clients ## tests with real vLLM (on the CPU), real llama-swap and real clients
+e2e: llama-swap e2e-env e2e-older e2e-clients ## tests with real vLLM (on the CPU), real llama-swap and real clients
 	$(GO) test -tags e2e -count=1 -timeout 60m -v ./internal/e2e/...
 
 .PHONY: accuracy
@@ -164,6 +168,15 @@ docker: ## build the container image IMAGE (vllm-timings); DOCKER_FLAGS for seve
 		--build-arg COMMIT="$$(git rev-parse HEAD 2>/dev/null)" \
 		--build-arg DATE="$$(TZ=UTC0 git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null)" \
 		.
+
+# VERSION: another than git describe says. DIRTY=1: with changes that are not committed.
+.PHONY: release
+release: ## archives for each platform, with SBOMs and checksums, into dist/
+	$(GO) run ./internal/release --go "$(GO)" --version "$(VERSION)" $(if $(DIRTY),--dirty)
+
+.PHONY: release-check
+release-check: ## build the same release again, elsewhere, and compare with dist/
+	bash internal/release/check.sh "$(GO)" "$(VERSION)"
 
 .PHONY: clean
 clean: ## remove what was built

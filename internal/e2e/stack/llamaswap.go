@@ -5,12 +5,15 @@ package stack
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -36,21 +39,51 @@ type Activity struct {
 	} `json:"tokens"`
 }
 
-// FindLlamaSwap returns the llama-swap binary: $LLAMA_SWAP, or shared/bin/llama-swap beside the repository.
+// llamaSwapCommit is what llama-swap.sh builds, which says so in a line of its own.
+var llamaSwapCommit = regexp.MustCompile(`(?m)^commit=([0-9a-f]{40})\b`)
+
+// cacheDir is read at once, as the tests of the program begin with unsetting all that could be its own variables.
+var cacheDir = os.Getenv("VLLM_TIMINGS_CACHE")
+
+// FindLlamaSwap returns the llama-swap binary: $LLAMA_SWAP, shared/bin/llama-swap beside the repository, or the one that
+// `make llama-swap` has built.
 func FindLlamaSwap() (string, error) {
-	bin := os.Getenv("LLAMA_SWAP")
-	if bin == "" {
-		root, err := Root()
+	if bin := os.Getenv("LLAMA_SWAP"); bin != "" {
+		path, err := exec.LookPath(bin)
 		if err != nil {
-			return "", err
+			return "", fmt.Errorf("LLAMA_SWAP is not the path of a llama-swap: %w", err)
 		}
-		bin = filepath.Join(filepath.Dir(root), "shared", "bin", "llama-swap")
+		return path, nil
 	}
-	path, err := exec.LookPath(bin)
+	root, err := Root()
 	if err != nil {
-		return "", fmt.Errorf("no llama-swap: download a release of github.com/mostlygeek/llama-swap and set LLAMA_SWAP to the binary's path (%w)", err)
+		return "", err
 	}
-	return path, nil
+	script, err := os.ReadFile(filepath.Join(root, "internal", "e2e", "llama-swap.sh"))
+	if err != nil {
+		return "", err
+	}
+	commit := llamaSwapCommit.FindSubmatch(script)
+	if commit == nil {
+		return "", errors.New("llama-swap.sh does not say which commit it builds")
+	}
+	places := []string{filepath.Join(filepath.Dir(root), "shared", "bin", "llama-swap")}
+	cache := cacheDir
+	if cache == "" {
+		// As in the script, and not os.UserCacheDir, which is another folder on macOS.
+		user := os.Getenv("XDG_CACHE_HOME")
+		if user == "" {
+			user = filepath.Join(os.Getenv("HOME"), ".cache")
+		}
+		cache = filepath.Join(user, "vllm-timings")
+	}
+	places = append(places, filepath.Join(cache, "llama-swap", string(commit[1]), "llama-swap"))
+	for _, bin := range places {
+		if path, err := exec.LookPath(bin); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("no llama-swap at %s: make llama-swap builds one, or set LLAMA_SWAP to the path of yours", strings.Join(places, ", nor at "))
 }
 
 // StartLlamaSwap starts llama-swap with the given YAML configuration and waits until it is ready.
