@@ -7,12 +7,12 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"syscall"
+
+	"github.com/vllm-timings/vllm-timings/internal/e2e/stack"
 )
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
@@ -140,12 +140,9 @@ func compare(ctx context.Context, o options, args []string, stdout, stderr io.Wr
 		return false, err
 	}
 	defer os.RemoveAll(dir)
-	binary := filepath.Join(dir, "vllm-timings")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", binary, "github.com/vllm-timings/vllm-timings/cmd/vllm-timings")
-	build.Stdout, build.Stderr = stderr, stderr
-	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as make build does
-	if err := build.Run(); err != nil {
-		return false, fmt.Errorf("building the sidecar: %w", err)
+	binary, err := stack.BuildSidecar(ctx, dir)
+	if err != nil {
+		return false, err
 	}
 	b.upstream, err = start(ctx, fixed(b.self, "upstream", listenArg), "")
 	if err != nil {

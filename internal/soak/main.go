@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/vllm-timings/vllm-timings/internal/e2e/stack"
 )
 
 func main() { os.Exit(soakMain(os.Args[1:], os.Stdout, os.Stderr)) }
@@ -74,12 +74,9 @@ func soak(ctx context.Context, o options, stderr io.Writer) (r *run, err error) 
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	binary := filepath.Join(dir, "vllm-timings")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", binary, "github.com/vllm-timings/vllm-timings/cmd/vllm-timings")
-	build.Stdout, build.Stderr = stderr, stderr
-	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as make build does
-	if err := build.Run(); err != nil {
-		return nil, fmt.Errorf("building the sidecar: %w", err)
+	binary, err := stack.BuildSidecar(ctx, dir)
+	if err != nil {
+		return nil, err
 	}
 	v := &lives{}
 	if v.self, err = os.Executable(); err != nil {

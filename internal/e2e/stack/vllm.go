@@ -142,8 +142,9 @@ func BuildSidecar(ctx context.Context, dir string) (string, error) {
 		return "", err
 	}
 	bin := filepath.Join(dir, "vllm-timings")
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin, "./cmd/vllm-timings")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", bin, "./cmd/vllm-timings")
 	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as make build does
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the sidecar: %w\n%s", err, out)
 	}
