@@ -66,7 +66,8 @@ func (c *chunked) decode(p, b []byte) (n, used int, err error) {
 	return n, used, nil
 }
 
-// step takes one byte that is not data. A line may end in a line feed alone, as net/http has it too.
+// step takes one byte that is not data. A chunk's lines end in CRLF and nothing else, as net/http has it too; those of the
+// trailer may end in a line feed alone.
 func (c *chunked) step(b byte) error {
 	switch c.state {
 	case chunkSize:
@@ -80,8 +81,6 @@ func (c *chunked) step(b byte) error {
 			c.state = chunkExtension
 		case b == '\r':
 			c.state = chunkSizeEnd
-		case b == '\n':
-			c.began()
 		default:
 			return errChunk
 		}
@@ -90,7 +89,7 @@ func (c *chunked) step(b byte) error {
 		case b == '\r':
 			c.state = chunkSizeEnd
 		case b == '\n':
-			c.began()
+			return errChunk
 		case c.extra > maxChunkExtra:
 			return errChunkExtra
 		}
@@ -100,9 +99,7 @@ func (c *chunked) step(b byte) error {
 		}
 		c.began()
 	case chunkDataEnd:
-		if b == '\n' {
-			c.state = chunkSize
-		} else if c.state = chunkDataLineFeed; b != '\r' {
+		if c.state = chunkDataLineFeed; b != '\r' {
 			return errChunk
 		}
 	case chunkDataLineFeed:

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"net/http/httptrace"
 	"net/textproto"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -21,6 +23,10 @@ const (
 	// client may send by default.
 	maxAnswerHeader = 1 << 20
 )
+
+var errSwitch = errors.New("vLLM switches protocols, which nobody asked for")
+
+var errStatus = errors.New("malformed HTTP status code") // as net/http says of others
 
 var errAnswerHeader = errors.New("response headers exceeded 1 MiB") // as net/http's Transport says it
 
@@ -38,21 +44,18 @@ func (d *direct) RoundTrip(r *http.Request) (*http.Response, error) {
 	if ex == nil || ex.body == nil || r.URL.Scheme != "http" || r.Header.Get("Upgrade") != "" {
 		return d.next.RoundTrip(r)
 	}
+	body, err := ex.body.all()
+	if err != nil {
+		return nil, err
+	}
 	began := time.Now()
 	// A connection that vLLM is closing just then, because it was idle, fails with no byte of an answer: the request goes
 	// out again on another. One that is new fails for good.
 	for c := d.idle.get(); c != nil; c = d.idle.get() {
-		resp, err := d.ask(c, r)
+		resp, err := d.ask(c, r, body)
 		if err == nil || c.answered || r.Context().Err() != nil || time.Since(began) > retryWithin {
 			return resp, err
 		}
-		body, gone := ex.body.open()
-		if gone != nil {
-			return nil, err
-		}
-		again := *r
-		again.Body = body
-		r = &again
 	}
 	address := r.URL.Host
 	if r.URL.Port() == "" {
@@ -62,14 +65,14 @@ func (d *direct) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	return d.ask(newConn(c), r)
+	return d.ask(newConn(c), r, body)
 }
 
-// ask sends a request and reads the head of its answer.
-func (d *direct) ask(c *conn, r *http.Request) (*http.Response, error) {
+// ask sends a request with that body and reads the head of its answer.
+func (d *direct) ask(c *conn, r *http.Request, body []byte) (*http.Response, error) {
 	// A client that leaves is seen by vLLM at once.
 	a := &directAnswer{conn: c, idle: &d.idle, ctx: r.Context(), release: context.AfterFunc(r.Context(), func() { _ = c.Close() })}
-	err := a.send(r)
+	err := a.send(r, body)
 	if err == nil {
 		a.resp, err = readHead(c, r)
 	}
@@ -81,7 +84,7 @@ func (d *direct) ask(c *conn, r *http.Request) (*http.Response, error) {
 	switch {
 	case resp.StatusCode == http.StatusSwitchingProtocols:
 		_ = a.Close()
-		return nil, errors.New("vLLM switches protocols, which nobody asked for")
+		return nil, errSwitch
 	case resp.Body == http.NoBody:
 		a.ended(io.EOF)
 	case len(resp.TransferEncoding) > 0: // ReadResponse takes none but chunked
@@ -97,27 +100,58 @@ func (d *direct) ask(c *conn, r *http.Request) (*http.Response, error) {
 var writers = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, 8<<10) }}
 
 // send writes a request, in the background where its body is so long that vLLM may have to read first.
-func (a *directAnswer) send(r *http.Request) error {
+func (a *directAnswer) send(r *http.Request, body []byte) error {
 	write := func() error {
+		out := *r
+		out.Body = http.NoBody // an empty one that is there would be sent in chunks
+		if len(body) > 0 {
+			// net/http knows that it need not wait for this reader, and sends the head along with the body.
+			out.Body = io.NopCloser(bytes.NewReader(body))
+		}
 		w := writers.Get().(*bufio.Writer)
 		defer writers.Put(w)
-		w.Reset(a.conn)
+		to := &noting{Writer: a.conn}
+		w.Reset(to)
 		defer w.Reset(nil)
-		if err := r.Write(w); err != nil {
+		err := out.Write(w)
+		if err == nil {
+			err = w.Flush()
+		}
+		if to.err != nil { // which net/http hides in one of its own
+			return to.err
+		}
+		return err
+	}
+	// Where it fails, vLLM has closed the connection, perhaps with an answer before that: who reads finds out.
+	if len(body) <= maxAtOnce {
+		err := write()
+		if !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
 			return err
 		}
-		return w.Flush()
-	}
-	if r.ContentLength <= maxAtOnce {
-		return write()
+		a.sent, a.broken = make(chan struct{}), err
+		close(a.sent)
+		return nil
 	}
 	a.sent = make(chan struct{})
 	go func() {
-		// Where it fails, vLLM has closed the connection, perhaps with an answer before that: who reads finds out.
 		a.broken = write()
 		close(a.sent)
 	}()
 	return nil
+}
+
+// noting is a writer that keeps the error it failed with.
+type noting struct {
+	io.Writer
+	err error
+}
+
+func (n *noting) Write(p []byte) (int, error) {
+	done, err := n.Writer.Write(p)
+	if err != nil {
+		n.err = err
+	}
+	return done, err
 }
 
 // heads are for the heads of answers.
@@ -137,6 +171,8 @@ func readHead(c *conn, r *http.Request) (*http.Response, error) {
 			return nil, errAnswerHeader
 		case err != nil:
 			return nil, err
+		case resp.StatusCode < 100:
+			return nil, errStatus
 		case resp.StatusCode > 199 || resp.StatusCode == http.StatusSwitchingProtocols:
 			rest, _ := b.Peek(b.Buffered())
 			c.unread(rest)
@@ -159,7 +195,8 @@ type directAnswer struct {
 	ctx     context.Context // of the request
 	release func() bool     // ends that the connection is closed with ctx
 	resp    *http.Response
-	sent    chan struct{} // closed when the request is written, if that is in the background
+	closed  bool
+	sent    chan struct{} // closed when the request is written, if that is in the background or has failed
 	broken  error         // what that failed with
 
 	chunked *chunked // nil if the length is known, or there is none
@@ -259,8 +296,13 @@ func (a *directAnswer) ended(err error) {
 // lastWrites is how long what is left of a request may take when its answer is whole, as in net/http's Transport.
 const lastWrites = 50 * time.Millisecond
 
-// Close keeps the connection for the next request if both sides are done with this one.
+// Close keeps the connection for the next request if both sides are done with this one. It may be called again, as that of
+// net/http's bodies: the connection may be another request's by then.
 func (a *directAnswer) Close() error {
+	if a.closed {
+		return nil
+	}
+	a.closed = true
 	a.release()
 	switch {
 	case !a.usable:

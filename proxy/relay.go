@@ -7,13 +7,21 @@ import (
 	"net/http/httputil"
 	"net/textproto"
 	"strings"
+	"sync"
 )
 
 // relay forwards a request whose answer is streamed to a client of its own, as httputil.ReverseProxy does with all others.
 // That one holds a buffer for as long as the answer lasts, and its loop stands on a deep stack.
 func (p *Proxy) relay(w http.ResponseWriter, r *http.Request) {
+	// A Transport, which is behind direct for TLS, reads in a goroutine of its own, even when RoundTrip is over.
+	var mu sync.Mutex
+	over := false
 	trace := &httptrace.ClientTrace{Got1xxResponse: func(status int, header textproto.MIMEHeader) error {
-		interim(w, status, http.Header(header))
+		mu.Lock()
+		defer mu.Unlock()
+		if !over {
+			interim(w, status, http.Header(header))
+		}
 		return nil
 	}}
 	out := r.Clone(httptrace.WithClientTrace(r.Context(), trace))
@@ -24,11 +32,19 @@ func (p *Proxy) relay(w http.ResponseWriter, r *http.Request) {
 	}
 	p.rewrite(&httputil.ProxyRequest{In: r, Out: out})
 	resp, err := p.direct.RoundTrip(out)
+	mu.Lock()
+	over = true
+	mu.Unlock()
 	if err != nil {
 		p.failed(w, r, err)
 		return
 	}
 	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		p.failed(w, r, errSwitch)
+		return
+	}
+	delete(resp.Header, "Te") // which means nothing in an answer
 	removeHopByHop(resp.Header)
 	exchangeOf(r.Context()).answerBegan(resp)
 	header := w.Header()

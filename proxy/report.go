@@ -31,6 +31,7 @@ func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 	ex := exchangeOf(r.Context())
 	if ex.clientLeft() {
 		ex.status = statusClientLeft
+		w.WriteHeader(ex.status) // or one that sends no more, but reads, would get an empty answer with status 200
 		return
 	}
 	if ex.upload != nil {
@@ -51,6 +52,7 @@ func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 func (p *Proxy) badBody(ex *exchange, w http.ResponseWriter, err error) {
 	if ex.clientLeft() || errors.Is(err, io.ErrUnexpectedEOF) {
 		ex.status = statusClientLeft
+		w.WriteHeader(ex.status)
 		return
 	}
 	ex.status = http.StatusBadRequest

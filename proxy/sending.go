@@ -40,7 +40,9 @@ func (t retrying) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 		again := *r
-		again.Body = body
+		if again.ContentLength != 0 { // an empty body that is there would be sent in chunks
+			again.Body = body
+		}
 		out = &again
 	}
 }
@@ -58,29 +60,43 @@ func newReplayable(b []byte) *replayable {
 // drop ends that the body can be sent again. One that is being sent goes on.
 func (r *replayable) drop() { r.bytes.Store(nil) }
 
-// open returns a reader of the whole body.
-func (r *replayable) open() (io.ReadCloser, error) {
+// all returns the whole body.
+func (r *replayable) all() ([]byte, error) {
 	b := r.bytes.Load()
 	if b == nil {
 		return nil, http.ErrBodyReadAfterClose
 	}
-	return &replay{*b}, nil
+	return *b, nil
 }
 
-// replay reads a body once.
-type replay struct{ left []byte }
+// open returns a reader of the whole body.
+func (r *replayable) open() (io.ReadCloser, error) {
+	if _, err := r.all(); err != nil {
+		return nil, err
+	}
+	return &replay{from: r}, nil
+}
 
-func (r *replay) Read(p []byte) (int, error) {
-	if len(r.left) == 0 {
-		r.left = nil
-		return 0, io.EOF
+// replay reads a body once. It holds the bytes from the first read to the last: one that is never read holds none.
+type replay struct {
+	from *replayable // nil after the first read
+	left []byte
+}
+
+func (r *replay) Read(p []byte) (n int, err error) {
+	if r.from != nil {
+		if r.left, err = r.from.all(); err != nil {
+			return 0, err
+		}
+		r.from = nil
 	}
-	n := copy(p, r.left)
-	r.left = r.left[n:]
-	if len(r.left) == 0 {
+	if n = copy(p, r.left); n == 0 && len(p) > 0 {
+		err = io.EOF
+	}
+	if r.left = r.left[n:]; len(r.left) == 0 {
 		r.left = nil
 	}
-	return n, nil
+	return n, err
 }
 
 func (r *replay) Close() error { return nil }

@@ -101,6 +101,9 @@ func checkDoctor(t *testing.T, url string, differs map[string]string) {
 // checkSource sends n requests at once and checks how good their timings are and whence, as the sidecar counts them.
 func checkSource(t *testing.T, sidecar *stack.Sidecar, r request, n int, exactness, source string) {
 	t.Helper()
+	waitFor(t, 5*time.Second, "the requests before are counted", func() bool {
+		return strings.Contains(string(get(t, sidecar.URL+"/-/metrics").body), "\nvllm_timings_in_flight_requests 0\n")
+	})
 	before := timingsCounts(t, sidecar)
 	done := make(chan error, n)
 	for range n {
