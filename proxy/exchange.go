@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -83,17 +84,17 @@ func (ex *exchange) readUsage(u, m gjson.Result) bool {
 	u.ForEach(func(key, v gjson.Result) bool {
 		switch key.Str {
 		case "prompt_tokens":
-			prompt = firstKnown(number(v), prompt)
+			prompt = cmp.Or(number(v), prompt)
 		case "input_tokens":
-			prompt = firstKnown(prompt, number(v))
+			prompt = cmp.Or(prompt, number(v))
 		case "completion_tokens":
-			completion = firstKnown(number(v), completion)
+			completion = cmp.Or(number(v), completion)
 		case "output_tokens":
-			completion = firstKnown(completion, number(v))
+			completion = cmp.Or(completion, number(v))
 		case "prompt_tokens_details":
-			cached = firstKnown(number(v.Get("cached_tokens")), cached)
+			cached = cmp.Or(number(v.Get("cached_tokens")), cached)
 		case "input_tokens_details":
-			cached = firstKnown(cached, number(v.Get("cached_tokens")))
+			cached = cmp.Or(cached, number(v.Get("cached_tokens")))
 			turns = len(v.Get("input_tokens_per_turn").Array())
 		case "cache_read_input_tokens":
 			read = number(v)
@@ -119,19 +120,12 @@ func (ex *exchange) readUsage(u, m gjson.Result) bool {
 	return true
 }
 
-// number returns a number of tokens.
+// number returns a number of tokens. One that is unknown is the zero value, which cmp.Or passes over.
 func number(v gjson.Result) timings.Opt[int] {
 	if v.Type != gjson.Number {
 		return timings.Opt[int]{}
 	}
 	return timings.Some(int(v.Int()))
-}
-
-func firstKnown(a, b timings.Opt[int]) timings.Opt[int] {
-	if a.Known {
-		return a
-	}
-	return b
 }
 
 // readNative takes vLLM's own per-request metrics (vLLM from 0.25 on with --enable-per-request-metrics).
