@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -418,4 +419,24 @@ func notAVLLM(w http.ResponseWriter, r *http.Request) bool {
 	}
 	http.NotFound(w, r)
 	return true
+}
+
+// acceptConns is a listener each of whose connections is served in a goroutine of its own, until the test ends.
+func acceptConns(t *testing.T, serve func(*net.TCPConn)) (address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go serve(conn.(*net.TCPConn))
+		}
+	}()
+	return l.Addr().String()
 }

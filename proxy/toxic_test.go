@@ -153,21 +153,7 @@ type cutter map[string]string
 
 func (c cutter) start(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go c.serve(conn.(*net.TCPConn))
-		}
-	}()
-	return "http://" + l.Addr().String()
+	return "http://" + acceptConns(t, c.serve)
 }
 
 func (c cutter) serve(conn *net.TCPConn) {

@@ -112,21 +112,9 @@ func expiredCertificate(t *testing.T) tls.Certificate {
 // listenAndSay is something that is neither HTTP nor TLS.
 func listenAndSay(t *testing.T, what string) (address string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = io.WriteString(conn, what)
-			_, _ = io.Copy(io.Discard, conn)
-			conn.Close()
-		}
-	}()
-	return l.Addr().String()
+	return acceptConns(t, func(conn *net.TCPConn) {
+		_, _ = io.WriteString(conn, what)
+		_, _ = io.Copy(io.Discard, conn)
+		conn.Close()
+	})
 }
