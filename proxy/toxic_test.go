@@ -218,7 +218,8 @@ func TestCutAtEveryByte(t *testing.T) {
 		"pieces":  ok + "Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n" + chunksOf(token[:20], token[20:]+finish+usage[:30], usage[30:]+doneEvent),
 		"length":  ok + "Content-Type: application/json\r\nContent-Length: " + strconv.Itoa(len(json)) + "\r\n\r\n" + json,
 		"chunked": ok + "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n" + chunksOf(json[:50], json[50:]),
-		"text":    ok + "Content-Type: text/plain\r\nContent-Length: 11\r\n\r\nhello world",
+		// Its request streams through and cannot be sent again, so that its connection must not be taken for the next one.
+		"text": ok + "Content-Type: text/plain\r\nConnection: close\r\nContent-Length: 11\r\n\r\nhello world",
 	}
 	timedEnd := strings.Replace(finish, "}\n\n", backgroundFigures+"}\n\n", 1)
 	r := newRig(t, c.start(t))

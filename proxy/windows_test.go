@@ -53,14 +53,9 @@ func TestMetricsFaults(t *testing.T) {
 			vllm.SetFaults(test.faults)
 			held := 0
 			for i := range 8 {
-				a := r.chat(i%2 == 0, 5)
-				if a.status != http.StatusOK || a.err != nil {
-					t.Fatalf("status %d, error %v", a.status, a.err)
-				}
-				if a.took > deadline {
+				if a := r.estimate(i%2 == 0); a.took > deadline {
 					held++
 				}
-				wantEstimate(t, a, i%2 == 0)
 			}
 			if held > 1 {
 				t.Errorf("%d answers were held for a deadline that was missed before", held)
@@ -96,15 +91,24 @@ func (r *rig) exactAgain(vllm *engine, stream bool) {
 	vllm.check(r.t, a)
 }
 
-// wantEstimate checks an answer of which no window tells.
-func wantEstimate(t *testing.T, a answer, stream bool) {
-	t.Helper()
+// estimate asks, and checks an answer of which no window tells.
+func (r *rig) estimate(stream bool) answer {
+	r.t.Helper()
+	a := r.chat(stream, 5)
+	// On a busy machine all events of a stream may come at once, of which nothing can be told. Not each time.
+	for again := 5; stream && !a.timings.Exists() && again > 0; again-- {
+		a = r.chat(stream, 5)
+	}
+	if a.status != http.StatusOK || a.err != nil {
+		r.t.Fatalf("status %d, error %v", a.status, a.err)
+	}
 	switch {
 	case !stream && a.timings.Exists():
-		t.Errorf("nothing is known of an answer that came whole, yet it has %s", a.timings.Raw)
+		r.t.Errorf("nothing is known of an answer that came whole, yet it has %s", a.timings.Raw)
 	case stream && (!a.timings.Get("estimated").Bool() || a.timings.Get("cache_n").Exists() || !a.timings.Get("predicted_per_second").Exists()):
-		t.Errorf("want an estimate without cached tokens, got %s", a.timings.Raw)
+		r.t.Errorf("want an estimate without cached tokens, got %s", a.timings.Raw)
 	}
+	return a
 }
 
 // The same from the start on: what was never there is missed once.
@@ -126,11 +130,9 @@ func TestMetricsNeverThere(t *testing.T) {
 			r := newRig(t, vllm.URL)
 			eventually(t, "it is found or hangs", func() bool { return vllm.Stats().MetricsFull+vllm.Stats().MetricsFiltered > 0 })
 			for i := range 6 {
-				a := r.chat(i%2 == 0, 5)
-				if a.status != http.StatusOK || a.err != nil || a.took >= r.windows.patience {
-					t.Errorf("status %d, error %v, took %v", a.status, a.err, a.took)
+				if a := r.estimate(i%2 == 0); a.took >= r.windows.patience {
+					t.Errorf("took %v", a.took)
 				}
-				wantEstimate(t, a, i%2 == 0)
 			}
 			eventually(t, "it is said", func() bool { return strings.Contains(r.log.String(), "timings are estimated from the streams") })
 			if n := strings.Count(r.log.String(), "timings are estimated from the streams"); n != 1 {
@@ -306,8 +308,8 @@ func TestTwoBehindOneAddress(t *testing.T) {
 	}
 	r.quietReadings()
 	before := one.Stats().MetricsFiltered + two.Stats().MetricsFiltered
-	wantEstimate(t, r.chat(true, 5), true)
-	wantEstimate(t, r.chat(false, 5), false)
+	r.estimate(true)
+	r.estimate(false)
 	if after := one.Stats().MetricsFiltered + two.Stats().MetricsFiltered; after != before {
 		t.Errorf("%d readings more, after it was said that they are over", after-before)
 	}
