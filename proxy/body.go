@@ -39,6 +39,7 @@ func (ex *exchange) editBody(resp *http.Response, coding coding) {
 			resp.ContentLength = int64(len(answer))
 			resp.Header.Set("Content-Length", strconv.Itoa(len(answer)))
 		}
+		gather(ex.ctx, len(answer))
 		resp.Body = body{bytes.NewReader(answer), resp.Body}
 	}
 }
@@ -74,7 +75,7 @@ func (ex *exchange) editJSON(raw []byte, seen time.Time) (answer []byte, edited 
 	ex.upstreamTimings = o.has("timings")
 	ex.readUsage(o.result("usage"), o.result("metrics"))
 	switch {
-	case o.result("choices").Get("1").Exists():
+	case o.several("choices"):
 		ex.unedited("several_choices")
 		return raw, false
 	case ex.dialect == responsesDialect && !ex.usage.Known: // it runs in the background

@@ -27,6 +27,9 @@ func (p *Proxy) detach(ex *exchange, w http.ResponseWriter, r *http.Request) boo
 	if err != nil {
 		return false // a test's, or HTTP/2
 	}
+	if c, ok := conn.(*client); ok {
+		conn = c.TCPConn
+	}
 	_ = conn.SetDeadline(time.Time{})
 	pipelined := buffered.Reader.Buffered() > 0
 	ctx, leave := context.WithCancel(context.WithoutCancel(r.Context()))

@@ -182,7 +182,12 @@ func (ex *exchange) settle(observed timings.Phases, notBefore, seen time.Time) [
 		return nil
 	}
 	ex.figures = timings.Some(f)
-	return f.AppendJSON([]byte(`"timings":`))
+	return timingsMember(&f)
+}
+
+// timingsMember returns the member that carries figures.
+func timingsMember(f *timings.Figures) []byte {
+	return f.AppendJSON(append(make([]byte, 0, 256), `"timings":`...))
 }
 
 // choose asks the sources in their order. The first that gives the engine's own figures is taken, else the first that

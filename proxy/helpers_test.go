@@ -58,6 +58,7 @@ func newRig(t testing.TB, upstream string, change ...func(*Config)) *rig {
 		t.Fatal(err)
 	}
 	server := httptest.NewUnstartedServer(r.Proxy)
+	server.Listener, server.Config.ConnContext = Clients{server.Listener}, ConnContext
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
 	server.Start()
 	r.url = server.URL

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"slices"
 
 	"github.com/tidwall/gjson"
 
@@ -52,7 +53,10 @@ func (o *object) sub(m member) (object, bool) {
 
 // scan finds the members of the object that opens at offset open of raw, which is valid JSON.
 func (o *object) scan(raw []byte, open int) {
-	o.raw, o.open, o.members = raw, open, o.members[:0]
+	o.raw, o.open = raw, open
+	if o.members = o.members[:0]; cap(o.members) == 0 {
+		o.members = make([]member, 0, 16)
+	}
 	for at := skipSpace(raw, open+1); raw[at] != '}'; {
 		m := member{key: at, keyEnd: skipString(raw, at)}
 		m.value = skipSpace(raw, skipSpace(raw, m.keyEnd)+1)
@@ -102,6 +106,16 @@ func (o *object) result(key string) gjson.Result {
 	return gjson.ParseBytes(o.bytes(m))
 }
 
+// several reports whether the value of the member with that key is an array of more than one.
+func (o *object) several(key string) bool {
+	m, n := o.get(key)
+	if n == 0 || o.raw[m.value] != '[' {
+		return false
+	}
+	first := skipSpace(o.raw, m.value+1)
+	return o.raw[first] != ']' && o.raw[skipSpace(o.raw, skipValue(o.raw, first))] == ','
+}
+
 // edit returns the splices that remove the members for which remove is true and add others, given as `"key":value` (empty
 // ones are none), behind the last. They are in ascending order and do not overlap.
 func (o *object) edit(remove func(member) bool, add ...[]byte) []sse.Splice {
@@ -139,20 +153,13 @@ func (o *object) edit(remove func(member) bool, add ...[]byte) []sse.Splice {
 	return append(splices, sse.Splice{From: at, To: at, With: with})
 }
 
-// splice returns raw with splices made.
+// splice returns raw with splices made, in raw's own memory where that has room for them. They are mostly at the end, so
+// that little of raw has to move.
 func splice(raw []byte, splices []sse.Splice) []byte {
-	size := len(raw)
-	for _, s := range splices {
-		size += len(s.With)
+	for _, s := range slices.Backward(splices) {
+		raw = slices.Replace(raw, s.From, s.To, s.With...)
 	}
-	out := make([]byte, 0, size)
-	at := 0
-	for _, s := range splices {
-		out = append(out, raw[at:s.From]...)
-		out = append(out, s.With...)
-		at = s.To
-	}
-	return append(out, raw[at:]...)
+	return raw
 }
 
 // The functions below walk over JSON that is known to be valid.

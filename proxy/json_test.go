@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"strings"
 	"testing"
 
@@ -205,8 +204,7 @@ func TestHasMember(t *testing.T) {
 }
 
 func TestSplice(t *testing.T) {
-	raw := []byte("abcdef")
-	before := bytes.Clone(raw)
+	const raw = "abcdef"
 	for want, splices := range map[string][]sse.Splice{
 		"abcdef":       nil,
 		"bcdef":        {{From: 0, To: 1}},
@@ -217,11 +215,36 @@ func TestSplice(t *testing.T) {
 		"":             {{From: 0, To: 6}},
 		"abcdeinstead": {{From: 5, To: 6, With: []byte("instead")}},
 	} {
-		if got := string(splice(raw, splices)); got != want {
-			t.Errorf("%v: got %q, want %q", splices, got, want)
+		for _, room := range []int{0, 1, 9} { // behind the bytes
+			in := append(make([]byte, 0, len(raw)+room), raw...)
+			if got := string(splice(in, splices)); got != want {
+				t.Errorf("%v, room for %d: got %q, want %q", splices, room, got, want)
+			}
 		}
-		if !bytes.Equal(raw, before) {
-			t.Fatal("the original changed")
+	}
+}
+
+func TestObjectSeveral(t *testing.T) {
+	for raw, want := range map[string]bool{
+		`{}`:                           false,
+		`{"a":null}`:                   false,
+		`{"a":{"0":1,"1":2}}`:          false,
+		`{"a":[]}`:                     false,
+		`{"a":[ ]}`:                    false,
+		`{"a":[{"x":[1,2]}]}`:          false,
+		`{"a":["],["]}`:                false,
+		`{"b":[1,2],"a":[1]}`:          false,
+		`{"a":[1,2],"a":[1]}`:          false, // the last one counts
+		`{"a":[1,2]}`:                  true,
+		"{\"a\" : [ [\"]\"] \n, {} ]}": true,
+		`{"a":[{"x":1},{"x":2}]}`:      true,
+	} {
+		var o object
+		if !o.parse([]byte(raw)) {
+			t.Fatal(raw)
+		}
+		if got := o.several("a"); got != want {
+			t.Errorf("%s: %v", raw, got)
 		}
 	}
 }

@@ -237,12 +237,12 @@ func (p *Proxy) logExchange(ex *exchange, left bool) {
 	if !p.log.Enabled(ctx, level) {
 		return
 	}
-	attrs := []slog.Attr{
+	attrs := append(make([]slog.Attr, 0, 20), // as many as there may be
 		slog.String("method", ex.method),
 		slog.String("path", short(ex.path)),
 		slog.Int("status", ex.status),
 		slog.Float64("duration_ms", ms(time.Since(ex.start))),
-	}
+	)
 	if ex.endpoint != other {
 		attrs = append(attrs, slog.String("model", short(ex.model)), slog.Bool("stream", ex.stream))
 		attrs = appendFigures(attrs, ex)

@@ -73,8 +73,8 @@ type quirks struct {
 	nullUsage bool
 }
 
-// planRequest reads the body of a request and returns it as it is to be sent. The body is not changed where any of the
-// members that matter is not as vLLM's API defines it: the error is vLLM's to give.
+// planRequest reads the body of a request and returns it as it is to be sent, in the same memory where that has room. The
+// body is not changed where any of the members that matter is not as vLLM's API defines it: the error is vLLM's to give.
 func planRequest(e endpoint, body []byte, always bool, q quirks) (plan, []byte) {
 	p := plan{endpoint: e, dialect: e.dialect()}
 	var o object

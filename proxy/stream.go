@@ -267,7 +267,7 @@ func (s *stream) running() []byte {
 	if !f.Useful() {
 		return nil
 	}
-	return f.AppendJSON([]byte(`"timings":`))
+	return timingsMember(&f)
 }
 
 // pass gives bytes to the client, behind the event that is held.

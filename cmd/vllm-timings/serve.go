@@ -276,12 +276,13 @@ func startServer(listener net.Listener, h served, set *settings, log *slog.Logge
 	all, cut := context.WithCancel(context.Background())
 	s := &server{served: h, cut: cut, failed: make(chan error, 1), log: log, http: &http.Server{
 		Handler:           h,
+		ConnContext:       proxy.ConnContext,
 		ReadHeaderTimeout: set.headerTime, // and nothing else has a limit
 		MaxHeaderBytes:    set.maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return all },
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}}
-	go func() { s.failed <- s.http.Serve(listener) }()
+	go func() { s.failed <- s.http.Serve(proxy.Clients{Listener: listener}) }()
 	return s
 }
 
