@@ -205,7 +205,7 @@ func startMarked(t *testing.T, do, prefix string, flags []string, command ...str
 	if len(command) == 0 {
 		command = []string{"env", roleVar + "=vllm", file, "serve"}
 	}
-	args := append(strings.Fields(prefix), file, "run", "--listen", "127.0.0.1:0", "--log-level", "debug")
+	args := append(strings.Fields(prefix), file, "run", patient, "--listen", "127.0.0.1:0", "--log-level", "debug")
 	args = append(append(append(args, flags...), "--"), command...)
 	l.cmd = exec.Command(args[0], args[1:]...)
 	l.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", roleVar+"=program", doVar+"="+do, pathVar+"="+l.dir, markVar+"="+l.mark)

@@ -3,67 +3,180 @@
 package e2e
 
 import (
+	"bufio"
+	"bytes"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 	"github.com/tidwall/gjson"
 
 	"github.com/vllm-timings/vllm-timings/internal/e2e/stack"
 )
 
-// TestBenchServe runs vLLM's own load generator straight, through the sidecar, and with a patched vLLM. All its requests
-// succeed; its figures are printed and not judged, as they are those of a busy machine.
+var (
+	benchRounds = flag.Int("bench-rounds", 1, "rounds of TestBenchServe")
+	benchAtOnce = flag.String("bench-at-once", "8", "numbers of requests at the same time in TestBenchServe")
+)
+
+// benchWay is a way to a vLLM.
+type benchWay struct {
+	name    string
+	url     string
+	sidecar *stack.Sidecar // nil if there is none
+	source  string         // of its timings
+}
+
+// benchRun is what vLLM's load generator measured, and what the sidecar read of vLLM meanwhile.
+type benchRun struct {
+	way                string
+	tokens, ttft, itl  float64 // tokens per second, medians in ms
+	readings, occupied float64 // readings per second, part of the time in which one was under way
+}
+
+// TestBenchServe runs vLLM's own load generator straight, through sidecars, and with a patched vLLM. All its requests
+// succeed; its figures are printed and not judged, as they may be those of a busy machine.
 func TestBenchServe(t *testing.T) {
 	vllm := shared.exact.get(t)
-	sidecar := startSidecar(t, vllm.URL)
-	patched := shared.patched.get(t)
-	ways := []struct{ name, url string }{{"straight", vllm.URL}, {"sidecar", sidecar.URL}, {"patched", patched.URL}}
+	ways := []benchWay{{name: "straight", url: vllm.URL}, {name: "patched", url: shared.patched.get(t).URL}}
+	for _, source := range []string{"native", "window"} {
+		s := startSidecar(t, vllm.URL, "--sources", source)
+		ways = append(ways, benchWay{"sidecar, " + source, s.URL, s, source})
+	}
+	var loads []string
+	for n := range strings.SplitSeq(*benchAtOnce, ",") {
+		for _, endpoint := range []string{"openai-chat /v1/chat/completions", "openai /v1/completions"} {
+			loads = append(loads, endpoint+" "+n)
+		}
+	}
+	var order []benchWay
 	args := []string{filepath.Join("clients", "bench.py"), stack.ModelDir(shared.vllm)}
-	for _, run := range []string{"openai-chat /v1/chat/completions", "openai /v1/completions"} {
-		for range 2 {
-			for _, way := range ways {
-				args = append(args, append(strings.Fields(run), way.url)...)
+	for _, load := range loads {
+		backend := strings.Fields(load)
+		for round := range *benchRounds {
+			for i := range ways {
+				way := ways[(i+round)%len(ways)]
+				order = append(order, way)
+				args = append(args, backend[0], backend[1], way.url, backend[2])
 			}
 		}
 	}
 	cmd := exec.CommandContext(t.Context(), filepath.Join(filepath.Dir(shared.vllm), "python"), args...)
 	cmd.Env = append(os.Environ(), "VLLM_NO_USAGE_STATS=1", "HF_HUB_OFFLINE=1", "NO_PROXY=127.0.0.1", "no_proxy=127.0.0.1")
-	log, err := os.Create(filepath.Join(t.TempDir(), "bench.log"))
+	var log bytes.Buffer
+	cmd.Stderr = &log
+	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = log.Close() }()
-	cmd.Stderr = log
-	out, err := cmd.Output()
-	if err != nil {
-		text, _ := os.ReadFile(log.Name())
-		t.Fatalf("vllm bench serve: %v\n%s", err, text[max(0, len(text)-3000):])
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
 	}
-
-	var table strings.Builder
-	fmt.Fprintf(&table, "%-12s %-8s %9s %9s %9s %9s %9s %9s\n", "backend", "way", "completed", "tokens/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99")
-	var runs int
-	for line := range strings.Lines(string(out)) {
-		run := gjson.Parse(line)
-		way := ways[runs%len(ways)].name
-		runs++
-		fmt.Fprintf(&table, "%-12s %-8s %9d %9.1f %9.1f %9.1f %9.2f %9.2f\n", run.Get("backend").Str, way, run.Get("completed").Int(),
-			run.Get("output_throughput").Float(), run.Get("median_ttft_ms").Float(), run.Get("p99_ttft_ms").Float(),
-			run.Get("median_itl_ms").Float(), run.Get("p99_itl_ms").Float())
-		if run.Get("completed").Int() != 64 || run.Get("failed").Int() != 0 || run.Get("total_output_tokens").Int() != 64*32 {
-			t.Errorf("not all of 64 requests for 32 tokens succeeded: %s", line)
+	var runs []benchRun
+	count, seconds := map[string]float64{}, map[string]float64{} // of readings, by way, so far
+	for lines := bufio.NewScanner(out); len(runs) < len(order) && lines.Scan(); {
+		way, line := order[len(runs)], gjson.Parse(lines.Text())
+		got := benchRun{way: way.name, tokens: line.Get("output_throughput").Float(), ttft: line.Get("median_ttft_ms").Float(), itl: line.Get("median_itl_ms").Float()}
+		prompts := max(64, 2*line.Get("max_concurrency").Int())
+		if line.Get("completed").Int() != prompts || line.Get("failed").Int() != 0 || line.Get("total_output_tokens").Int() != prompts*32 {
+			t.Errorf("%s: not all of %d requests for 32 tokens succeeded: %s", way.name, prompts, line.Raw)
+		}
+		if way.sidecar != nil {
+			n, s := readings(t, way.sidecar)
+			duration := line.Get("duration").Float()
+			got.readings, got.occupied = (n-count[way.name])/duration, (s-seconds[way.name])/duration
+			count[way.name], seconds[way.name] = n, s
+		}
+		runs = append(runs, got)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("vllm bench serve: %v\n%s", err, log.String()[max(0, log.Len()-3000):])
+	}
+	if len(runs) != len(order) {
+		t.Fatalf("%d runs, want %d", len(runs), len(order))
+	}
+	t.Logf("vllm bench serve:\n%s", benchTable(loads, ways, runs))
+	for _, way := range ways {
+		if way.sidecar == nil {
+			continue
+		}
+		checkNoFaults(t, way.sidecar)
+		want := `vllm_timings_timings_total{endpoint="/v1/chat/completions",exactness="exact",source="` + way.source + `"}`
+		if page := string(get(t, way.url+"/-/metrics").body); !strings.Contains(page, want) {
+			t.Errorf("%s: its answers had no timings:\n%s", way.name, page)
 		}
 	}
-	if want := 2 * 2 * len(ways); runs != want {
-		t.Errorf("%d runs, want %d:\n%s", runs, want, out)
+}
+
+// readings returns how many readings of vLLM's metrics a sidecar has made, and their time in seconds.
+func readings(t *testing.T, s *stack.Sidecar) (count, seconds float64) {
+	t.Helper()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(get(t, s.URL+"/-/metrics").body))
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Logf("vllm bench serve, times in ms:\n%s", table.String())
-	checkNoFaults(t, sidecar)
-	if page := string(get(t, sidecar.URL+"/-/metrics").body); !strings.Contains(page, `vllm_timings_timings_total{endpoint="/v1/chat/completions",exactness="exact",source="native"}`) {
-		t.Errorf("its answers had no timings:\n%s", page)
+	for _, m := range families["vllm_timings_window_reading_seconds"].GetMetric() {
+		count, seconds = float64(m.GetHistogram().GetSampleCount()), m.GetHistogram().GetSampleSum()
 	}
+	return count, seconds
+}
+
+// benchTable has the medians over the rounds, and the ratio to the straight run of the same round with its range.
+func benchTable(loads []string, ways []benchWay, runs []benchRun) string {
+	var b strings.Builder
+	b.WriteString("| load | figure |")
+	for _, way := range ways {
+		b.WriteString(" " + way.name + " |")
+	}
+	b.WriteString("\n|---|---|" + strings.Repeat("---:|", len(ways)) + "\n")
+	rounds := len(runs) / len(loads) / len(ways)
+	for i, load := range loads {
+		of := runs[i*rounds*len(ways):]
+		for _, figure := range []struct {
+			name, format string
+			value        func(benchRun) float64
+			ratio        bool
+		}{
+			{"tokens/s", "%.0f", func(r benchRun) float64 { return r.tokens }, true},
+			{"TTFT p50, ms", "%.0f", func(r benchRun) float64 { return r.ttft }, true},
+			{"ITL p50, ms", "%.1f", func(r benchRun) float64 { return r.itl }, true},
+			{"readings per second", "%.1f", func(r benchRun) float64 { return r.readings }, false},
+			{"part of the time in which one was under way, %", "%.1f", func(r benchRun) float64 { return 100 * r.occupied }, false},
+		} {
+			fmt.Fprintf(&b, "| %s | %s |", load, figure.name)
+			for _, way := range ways {
+				var values, ratios []float64
+				for round := range rounds {
+					in := func(name string) float64 {
+						of := of[round*len(ways):]
+						return figure.value(of[slices.IndexFunc(of, func(r benchRun) bool { return r.way == name })])
+					}
+					values = append(values, in(way.name))
+					ratios = append(ratios, in(way.name)/in(ways[0].name))
+				}
+				slices.Sort(values)
+				slices.Sort(ratios)
+				switch {
+				case figure.ratio && way.name != ways[0].name:
+					fmt.Fprintf(&b, " %.2f (%.2f to %.2f) |", ratios[rounds/2], ratios[0], ratios[rounds-1])
+				case figure.ratio:
+					fmt.Fprintf(&b, " "+figure.format+" ("+figure.format+" to "+figure.format+") |", values[rounds/2], values[0], values[rounds-1])
+				case way.sidecar == nil:
+					b.WriteString(" |")
+				default:
+					fmt.Fprintf(&b, " "+figure.format+" |", values[rounds/2])
+				}
+			}
+			b.WriteString("\n")
+		}
+	}
+	return b.String()
 }
