@@ -10,7 +10,7 @@ import (
 // exitNoVLLM is doctor's code where there is no vLLM. exitOK stands for exact numbers, exitFailed for others.
 const exitNoVLLM = 2
 
-// doctorCmd has rows of its own in README.md.
+// doctorCmd has rows of its own in docs/flags.md.
 type doctorCmd struct {
 	Upstream string `default:"http://127.0.0.1:8000" placeholder:"URL" help:"Address of vLLM itself, or of its socket: unix:///run/vllm.sock. Default ${default}."`
 	AccessFlags

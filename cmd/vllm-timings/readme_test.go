@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"io"
-	"net/http"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,21 +14,22 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-func readme(t *testing.T) string {
+// page is a page of the documentation.
+func page(t *testing.T, name string) string {
 	t.Helper()
-	text, err := os.ReadFile("../../README.md")
+	text, err := os.ReadFile(filepath.Join("..", "..", name))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return string(text)
 }
 
-// row is a row of the README's table of flags.
+// row is a row of the table of flags.
 type row struct{ flag, env, value string }
 
-// TestREADMEFlags: the table has each flag, its environment variable and its default, in the order of --help. What another
+// TestFlagsPage: the table has each flag, its environment variable and its default, in the order of --help. What another
 // command has exactly as serve has it stands there once.
-func TestREADMEFlags(t *testing.T) {
+func TestFlagsPage(t *testing.T) {
 	exited := -1
 	parser, err := newParser(io.Discard, io.Discard, &exited)
 	if err != nil {
@@ -56,11 +59,11 @@ func TestREADMEFlags(t *testing.T) {
 		}
 	}
 	var got []row
-	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| `(VLLM_TIMINGS_[^`]+)` \\| (?:`([^`]*)`)? ?\\|").FindAllStringSubmatch(readme(t), -1) {
+	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| `(VLLM_TIMINGS_[^`]+)` \\| (?:`([^`]*)`)? ?\\|").FindAllStringSubmatch(page(t, "docs/flags.md"), -1) {
 		got = append(got, row{m[1], m[2], m[3]})
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("README.md has\n%q\nwant\n%q", got, want)
+		t.Errorf("docs/flags.md has\n%q\nwant\n%q", got, want)
 	}
 }
 
@@ -94,7 +97,7 @@ func TestREADMEExamples(t *testing.T) {
 			}
 		}
 	}
-	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(readme(t), -1)
+	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(page(t, "README.md"), -1)
 	if len(blocks) != 2 {
 		t.Errorf("%d blocks", len(blocks))
 	}
@@ -105,26 +108,50 @@ func TestREADMEExamples(t *testing.T) {
 	}
 }
 
-// TestREADMEMetrics: the list of metrics has all that are there after a request.
-func TestREADMEMetrics(t *testing.T) {
-	sim := startSim(t)
-	p := start(t, "--listen", "127.0.0.1:0", "--upstream", sim.URL)
-	p.log.await(t, "found vLLM")
-	ask(t, p)
-	p.log.await(t, "predicted_n=5")
-	resp, err := client.Get(p.url + "/-/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	page := readAll(t, resp)
-	names := regexp.MustCompile(`(?m)^# TYPE vllm_timings_(\S+) `).FindAllStringSubmatch(page, -1)
-	if resp.StatusCode != http.StatusOK || len(names) < 10 {
-		t.Fatalf("%s\n%s", resp.Status, page)
-	}
-	text := readme(t)
-	for _, m := range names {
-		if !strings.HasPrefix(m[1], "go_") && !strings.HasPrefix(m[1], "process_") && !strings.Contains(text, "`"+m[1]+"`") {
-			t.Errorf("README.md does not name %s", m[1])
+// TestLinks: what the documentation links to is there, headings included.
+func TestLinks(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([^)#: ]*)(?:#([^)]+))?\)`)
+	heading := regexp.MustCompile(`(?m)^#+ (.*)$`)
+	odd := regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+	root := filepath.Join("..", "..")
+	links := 0
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != root {
+			return cmp.Or(err, fs.SkipDir)
 		}
+		if filepath.Ext(path) != ".md" {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+			links++
+			target := path
+			if m[1] != "" {
+				target = filepath.Join(filepath.Dir(path), m[1])
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s: %s is not there", path, m[1])
+				continue
+			}
+			if m[2] == "" {
+				continue
+			}
+			to, err := os.ReadFile(target)
+			if err != nil {
+				return err
+			}
+			if !slices.ContainsFunc(heading.FindAllStringSubmatch(string(to), -1), func(h []string) bool {
+				return strings.ReplaceAll(strings.ToLower(odd.ReplaceAllString(h[1], "")), " ", "-") == m[2] // as GitHub makes them
+			}) {
+				t.Errorf("%s: %s has no heading #%s", path, target, m[2])
+			}
+		}
+		return nil
+	})
+	if err != nil || links < 30 {
+		t.Errorf("%d links, %v", links, err)
 	}
 }

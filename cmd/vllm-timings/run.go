@@ -38,7 +38,7 @@ const (
 // A launched program may be a guard: see launch.
 func init() { launch.GuardIfAsked() }
 
-// runCmd has a row in README.md for each flag that serve has not got.
+// runCmd has a row in docs/flags.md for each flag that serve has not got.
 type runCmd struct {
 	ListenFlag
 	Upstream string `placeholder:"URL" help:"Where the command's vLLM listens. Default: where --host, --port or --uds in the command say; without those, a free port of 127.0.0.1, which the command gets as --host and --port."`

@@ -28,7 +28,7 @@ const (
 	cutTimeout = time.Second
 )
 
-// The flags of commands that serve. README.md has a row for each. The texts are read by their complete methods.
+// The flags of commands that serve. docs/flags.md has a row for each. The texts are read by their complete methods.
 type (
 	serveCmd struct {
 		ListenFlag
