@@ -39,7 +39,9 @@ func (ex *exchange) editBody(resp *http.Response, coding coding) {
 			resp.ContentLength = int64(len(answer))
 			resp.Header.Set("Content-Length", strconv.Itoa(len(answer)))
 		}
-		gather(ex.ctx, len(answer))
+		if ex.upload == nil { // else a late "100 Continue" might be written meanwhile
+			gather(ex.ctx, len(answer))
+		}
 		resp.Body = body{bytes.NewReader(answer), resp.Body}
 	}
 }

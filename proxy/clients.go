@@ -14,8 +14,8 @@ type Clients struct{ net.Listener }
 // Accept implements net.Listener.
 func (l Clients) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
-	if tcp, ok := c.(*net.TCPConn); ok {
-		return &client{TCPConn: tcp}, err
+	if _, ok := c.(*net.TCPConn); ok {
+		return &client{Conn: c}, err
 	}
 	return c, err
 }
@@ -30,15 +30,15 @@ func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	return ctx
 }
 
-// client is a client's connection.
+// client is a client's connection, of TCP. It has no ReadFrom, so that all that is sent comes through Write.
 type client struct {
-	*net.TCPConn
+	net.Conn
 	body int              // bytes of the answer's body that will be written next, behind its head, without a pause
 	held *[bigBuffer]byte // with the beginning of an answer
 	size int              // of that
 }
 
-// gather says that an answer will be written whose body of that many bytes is there.
+// gather says that an answer will be written next whose body of that many bytes is there. Nobody else may write meanwhile.
 func gather(ctx context.Context, body int) {
 	if c, ok := ctx.Value(clientKey{}).(*client); ok {
 		c.body = body
@@ -49,7 +49,7 @@ func gather(ctx context.Context, body int) {
 func (c *client) Write(p []byte) (int, error) {
 	if c.held != nil {
 		both := net.Buffers{c.held[:c.size], p}
-		n, err := both.WriteTo(c.TCPConn)
+		n, err := both.WriteTo(c.Conn)
 		bigBuffers.Put(c.held)
 		c.held = nil
 		return max(0, int(n)-c.size), err
@@ -63,7 +63,10 @@ func (c *client) Write(p []byte) (int, error) {
 			return len(p), nil
 		}
 	}
-	return c.TCPConn.Write(p)
+	return c.Conn.Write(p)
 }
 
 var headEnd = []byte("\r\n\r\n")
+
+// CloseWrite is what http.Server ends a connection with before it closes it, when all is written.
+func (c *client) CloseWrite() error { return c.Conn.(*net.TCPConn).CloseWrite() }

@@ -28,7 +28,7 @@ func (p *Proxy) detach(ex *exchange, w http.ResponseWriter, r *http.Request) boo
 		return false // a test's, or HTTP/2
 	}
 	if c, ok := conn.(*client); ok {
-		conn = c.TCPConn
+		conn = c.Conn
 	}
 	_ = conn.SetDeadline(time.Time{})
 	pipelined := buffered.Reader.Buffered() > 0

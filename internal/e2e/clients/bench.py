@@ -12,24 +12,23 @@ from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 SIZE = (
-    "--dataset-name random --random-input-len 64 --random-output-len 32 --ignore-eos --temperature 0"
+    "--dataset-name random --random-input-len 64 --random-output-len 32 --ignore-eos --temperature 0 --seed 1"
     " --disable-tqdm"
 ).split()
 
 
-def run(tokenizer: str, backend: str, endpoint: str, url: str, at_once: int, seed: int) -> dict:
+def run(tokenizer: str, backend: str, endpoint: str, url: str, at_once: int) -> dict:
     parser = FlexibleArgumentParser()
     add_cli_args(parser)
     target = ["--model", "tiny", "--tokenizer", tokenizer, "--backend", backend, "--endpoint", endpoint, "--base-url", url]
-    load = ["--max-concurrency", str(at_once), "--num-prompts", str(max(64, 2 * at_once)), "--seed", str(seed)]
+    load = ["--max-concurrency", str(at_once), "--num-prompts", str(max(64, 2 * at_once))]
     return main(parser.parse_args(target + load + SIZE))
 
 
 if __name__ == "__main__":
     protocol, sys.stdout = sys.stdout, sys.stderr  # it prints a table
     tokenizer, *rest = sys.argv[1:]
-    runs = zip(rest[::4], rest[1::4], rest[2::4], rest[3::4], strict=True)
-    for seed, (backend, endpoint, url, at_once) in enumerate(runs):  # no run finds prompts of another in the prefix cache
-        result = run(tokenizer, backend, endpoint, url, int(at_once), seed)
+    for backend, endpoint, url, at_once in zip(rest[::4], rest[1::4], rest[2::4], rest[3::4], strict=True):
+        result = run(tokenizer, backend, endpoint, url, int(at_once))
         numbers = {name: value for name, value in result.items() if not isinstance(value, list)}
         print(json.dumps(numbers), file=protocol, flush=True)
