@@ -20,6 +20,7 @@ type job struct {
 	Addr     string // of the contender
 	Shape    shape
 	Streams  int // open at the same time; 0: Requests
+	Opening  int // of them that wait for their headers at the same time
 	Requests int // answers that are no streams, over Conns connections; or streams, one after another
 	Conns    int
 	PIDs     []int  // of the contender's programs, none if nothing is there

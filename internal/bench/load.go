@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -125,7 +126,7 @@ func (j *job) streams() (r result, a, b mark, err error) {
 	var total atomic.Int64
 	errs := make(chan error, len(all))
 	var wg sync.WaitGroup
-	slots := make(chan struct{}, 32) // that connect at the same time
+	slots := make(chan struct{}, cmp.Or(j.Opening, 32))
 	for _, s := range all {
 		wg.Go(func() {
 			slots <- struct{}{}

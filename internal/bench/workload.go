@@ -136,6 +136,7 @@ func workloads(short bool) []workload {
 // lighter returns the job for a slow contender.
 func (w *workload) lighter() job {
 	j := w.job
+	j.Opening = j.Streams // LiteLLM sends no header before the first event, which comes when all streams are open
 	if j.Requests > 0 {
 		j.Requests = max(1, j.Requests/w.slow)
 	} else {
