@@ -98,6 +98,33 @@ type body struct {
 	io.Closer
 }
 
+// ending is a body that notes when the client is given the end of it. Who has that may leave, and closes the connection
+// perhaps before the request is over here.
+type ending struct {
+	io.ReadCloser
+	ex   *exchange
+	left int64 // below 0: unknown
+}
+
+func newEnding(ex *exchange, resp *http.Response) *ending {
+	e := &ending{resp.Body, ex, resp.ContentLength}
+	e.note(nil)
+	return e
+}
+
+func (e *ending) Read(p []byte) (int, error) {
+	n, err := e.ReadCloser.Read(p)
+	e.left -= int64(n)
+	e.note(err)
+	return n, err
+}
+
+func (e *ending) note(err error) {
+	if e.left == 0 || err == io.EOF {
+		e.ex.complete = e.ex.complete || !e.ex.clientLeft()
+	}
+}
+
 // failing is a reader that fails.
 type failing struct{ err error }
 

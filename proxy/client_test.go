@@ -246,6 +246,42 @@ func TestClientLeavesDuringUpload(t *testing.T) {
 	}
 }
 
+// TestClientClosesAfterAnswer: a client that closes its connection as soon as it has all of an answer has not left early.
+func TestClientClosesAfterAnswer(t *testing.T) {
+	up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if notAVLLM(w, r) {
+			return
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		if r.URL.Path == "/health" {
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, "{}")
+	})
+	r := newRig(t, up.URL)
+	r.learned()
+	const clients = 300
+	for i := range clients {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", []string{"GET /health", "POST /v1/embeddings", "POST " + string(chat)}[i%3])
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatal(resp.Status, err)
+		}
+		_ = conn.Close()
+	}
+	r.quiet()
+	r.wantMetric(0, "client_disconnects_total")
+	r.wantMetric(clients, "requests_total", "code", "200")
+}
+
 // OpenAI's Python client closes the connection as soon as it has read [DONE], which may be before vLLM's answer has
 // ended. Its answer is complete.
 func TestClientClosesAfterDone(t *testing.T) {

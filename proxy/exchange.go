@@ -277,6 +277,9 @@ func (ex *exchange) answerBegan(resp *http.Response) {
 	if ex.upload != nil && !ex.upload.ended.Load() {
 		resp.Header.Set("Connection", "close")
 	}
+	if ex.out == nil && resp.StatusCode != http.StatusSwitchingProtocols {
+		defer func() { resp.Body = newEnding(ex, resp) }()
+	}
 	if resp.StatusCode != http.StatusOK || !ex.known {
 		return
 	}

@@ -337,8 +337,8 @@ func TestWriteErrorIsJSON(t *testing.T) {
 
 // The body of a request is a lot of memory; vLLM has it when it answers.
 func TestRequestBodyIsLetGo(t *testing.T) {
-	ex := &exchange{body: newReplayable([]byte("body"))}
-	ex.answerBegan(&http.Response{StatusCode: http.StatusBadRequest, Request: &http.Request{URL: &url.URL{}}})
+	ex := &exchange{ctx: t.Context(), body: newReplayable([]byte("body"))}
+	ex.answerBegan(&http.Response{StatusCode: http.StatusBadRequest, Body: http.NoBody, Request: &http.Request{URL: &url.URL{}}})
 	if _, err := ex.body.open(); err == nil {
 		t.Error("the body can still be sent")
 	}

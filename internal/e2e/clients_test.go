@@ -244,6 +244,11 @@ func checkNoFaults(t *testing.T, s *stack.Sidecar) {
 	page := string(get(t, s.URL+"/-/metrics").body)
 	if !strings.Contains(page, "\nvllm_timings_client_disconnects_total 0\n") {
 		t.Error("vllm_timings_client_disconnects_total is not 0")
+		for line := range strings.Lines(s.Tail(1 << 22)) {
+			if strings.Contains(line, "client_left=true") || strings.Contains(line, "status=499") {
+				t.Log(line)
+			}
+		}
 	}
 	for line := range strings.Lines(page) {
 		if strings.HasPrefix(line, "vllm_timings_upstream_errors_total") && !strings.HasSuffix(line, " 0\n") {
