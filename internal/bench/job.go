@@ -19,9 +19,9 @@ import (
 type job struct {
 	Addr     string // of the contender
 	Shape    shape
-	Streams  int // open at the same time; 0: Requests
-	Opening  int // of them that wait for their headers at the same time
-	Requests int // answers that are no streams, over Conns connections; or streams, one after another
+	Streams  int  // open at the same time; 0: Requests
+	Slow     bool // all streams may wait for their headers at the same time, and nothing is given up for long
+	Requests int  // answers that are no streams, over Conns connections; or streams, one after another
 	Conns    int
 	PIDs     []int  // of the contender's programs, none if nothing is there
 	Mallocs  string // URL of a page with the number of its allocations, "" if it has none
@@ -132,10 +132,15 @@ func (j *job) request(s shape) []byte {
 }
 
 // patience bounds how long nothing may arrive.
-const patience = 30 * time.Second
+func (j *job) patience() time.Duration {
+	if j.Slow {
+		return 5 * time.Minute
+	}
+	return 30 * time.Second
+}
 
 // dial connects to the contender.
-func (j *job) dial() (net.Conn, error) { return net.DialTimeout("tcp", j.Addr, patience) }
+func (j *job) dial() (net.Conn, error) { return net.DialTimeout("tcp", j.Addr, j.patience()) }
 
 // loadMain is the load generator's process.
 func loadMain(in io.Reader, out io.Writer) error {

@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -40,7 +39,7 @@ func (s *stream) open() error {
 		return err
 	}
 	s.conn = conn
-	_ = conn.SetDeadline(time.Now().Add(patience))
+	_ = conn.SetDeadline(time.Now().Add(s.job.patience()))
 	s.asked = time.Now()
 	if _, err := conn.Write(s.job.request(s.job.Shape)); err != nil {
 		return err
@@ -61,7 +60,7 @@ func (s *stream) open() error {
 // read takes the whole answer. Tokens are counted in total too, if it is not nil.
 func (s *stream) read(total *atomic.Int64) error {
 	defer s.conn.Close()
-	limit := time.Duration(s.job.Shape.Events)*s.job.Shape.Interval + 2*patience
+	limit := time.Duration(s.job.Shape.Events)*s.job.Shape.Interval + 2*s.job.patience()
 	_ = s.conn.SetDeadline(time.Now().Add(limit))
 	buf := make([]byte, 16<<10)
 	for {
@@ -126,7 +125,11 @@ func (j *job) streams() (r result, a, b mark, err error) {
 	var total atomic.Int64
 	errs := make(chan error, len(all))
 	var wg sync.WaitGroup
-	slots := make(chan struct{}, cmp.Or(j.Opening, 32))
+	opening := 32
+	if j.Slow {
+		opening = j.Streams
+	}
+	slots := make(chan struct{}, opening)
 	for _, s := range all {
 		wg.Go(func() {
 			slots <- struct{}{}
@@ -276,7 +279,7 @@ func (c *client) do() ([]byte, error) {
 		}
 		c.conn, c.r = conn, bufio.NewReaderSize(conn, 8<<10)
 	}
-	_ = c.conn.SetDeadline(time.Now().Add(patience))
+	_ = c.conn.SetDeadline(time.Now().Add(c.job.patience()))
 	if _, err := c.conn.Write(c.request); err != nil {
 		return nil, err
 	}

@@ -40,8 +40,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 	flags.Usage = func() { fmt.Fprint(stderr, usage); flags.PrintDefaults() }
 	var o options
 	flags.BoolVar(&o.short, "short", false, "about a minute: shows that everything works and nothing is lost; times are not judged")
-	flags.IntVar(&o.repetitions, "reps", 0, "repetitions (6; 3 with --peers; 1 with --short)")
-	flags.BoolVar(&o.peers, "peers", false, "beside other proxies too, and with each source; about 15 minutes")
+	flags.IntVar(&o.repetitions, "reps", 0, "repetitions (6; 1 with --short)")
+	flags.BoolVar(&o.peers, "peers", false, "beside other proxies too, and with each source; about 45 minutes")
 	among := flags.String("among", "", "regular expression for the contenders to compare")
 	only := flags.String("only", "", "regular expression for the workloads to run")
 	flags.StringVar(&o.profile, "profile", "", "folder for CPU and heap profiles of both proxies, a variant of the sidecar within this program among them")
@@ -123,13 +123,8 @@ func compare(ctx context.Context, o options, args []string, stdout, stderr io.Wr
 		return false, err
 	}
 	if b.repetitions == 0 {
-		switch {
-		case b.short:
+		if b.repetitions = 6; b.short {
 			b.repetitions = 1
-		case b.peers:
-			b.repetitions = 3
-		default:
-			b.repetitions = 6
 		}
 	}
 	if err := raiseFiles(); err != nil {

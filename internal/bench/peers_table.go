@@ -43,7 +43,7 @@ func (t *table) writePeers(w io.Writer, args []string) {
 				fmt.Fprintf(w, " %s 1/%d;", m.name, m.slow)
 			}
 		}
-		fmt.Fprintln(w, " of the tokens or answers, and all of the streams.")
+		fmt.Fprintln(w, " of the tokens or answers, and all of the streams, which it gets one by one and not in step.")
 	}
 	for _, m := range t.measured {
 		for _, c := range t.list {

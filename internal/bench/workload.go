@@ -133,10 +133,12 @@ func workloads(short bool) []workload {
 	}
 }
 
-// lighter returns the job for a slow contender.
+// lighter returns the job for a slow contender. Its streams are not in step: LiteLLM sends no header before the first event,
+// and it may not have all of them open at the same time.
 func (w *workload) lighter() job {
 	j := w.job
-	j.Opening = j.Streams // LiteLLM sends no header before the first event, which comes when all streams are open
+	j.Slow = true
+	j.Shape.Together = min(1, j.Shape.Together)
 	if j.Requests > 0 {
 		j.Requests = max(1, j.Requests/w.slow)
 	} else {
