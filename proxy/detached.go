@@ -23,7 +23,7 @@ func (p *Proxy) detach(ex *exchange, w http.ResponseWriter, r *http.Request) boo
 	if !ex.stream || r.ProtoMajor != 1 || r.ProtoMinor != 1 || r.Header.Get("Upgrade") != "" {
 		return false
 	}
-	conn, buffered, err := http.NewResponseController(w).Hijack()
+	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		return false // a test's, or HTTP/2
 	}
@@ -31,7 +31,6 @@ func (p *Proxy) detach(ex *exchange, w http.ResponseWriter, r *http.Request) boo
 		conn = c.Conn
 	}
 	_ = conn.SetDeadline(time.Time{})
-	pipelined := buffered.Reader.Buffered() > 0
 	ctx, leave := context.WithCancel(context.WithoutCancel(r.Context()))
 	stop := context.AfterFunc(p.running, func() {
 		leave()
@@ -45,10 +44,9 @@ func (p *Proxy) detach(ex *exchange, w http.ResponseWriter, r *http.Request) boo
 		defer leave()
 		out := &detached{conn: conn, ctx: ctx, gone: leave, header: http.Header{}}
 		ex.out = out
-		if !pipelined {
-			go watch(conn, leave)
-		}
-		defer func() { _ = conn.Close() }() // after the report: it would look like a client that left
+		left := make(chan struct{})
+		go watch(conn, leave, left)
+		defer func() { lastly(conn, left, out.given()) }() // after the report: it would look like a client that left
 		defer p.report(ex)
 		defer p.caught()
 		p.forward(ex, http.HandlerFunc(p.relay), out, r.WithContext(ctx))
@@ -57,13 +55,34 @@ func (p *Proxy) detach(ex *exchange, w http.ResponseWriter, r *http.Request) boo
 	return true
 }
 
-// watch calls leave when the client has left. As to net/http's server, a client that sends no more has. One that sends its
-// next request already is there, and will have to send it again.
-func watch(conn net.Conn, leave func()) {
-	var b [1]byte
-	if n, err := conn.Read(b[:]); n == 0 && err != nil {
-		leave()
+// watch calls leave when the client has left, and closes left then. As to net/http's server, a client that sends no more has.
+// What it sends is its next request, which it will have to send again. It is read all the same: a connection that is closed
+// with something in it that was not read is reset, and what the client has not got of its answer yet is lost.
+func watch(conn net.Conn, leave func(), left chan<- struct{}) {
+	defer close(left)
+	var b [64]byte
+	for {
+		if _, err := conn.Read(b[:]); err != nil {
+			leave()
+			return
+		}
 	}
+}
+
+// lingers is how long a client that has been given its answer may take to close the connection, as with net/http's server.
+const lingers = 500 * time.Millisecond
+
+// lastly closes the connection.
+func lastly(conn net.Conn, left <-chan struct{}, given bool) {
+	if c, ok := conn.(interface{ CloseWrite() error }); ok && given && c.CloseWrite() == nil {
+		wait := time.NewTimer(lingers)
+		defer wait.Stop()
+		select {
+		case <-left:
+		case <-wait.C:
+		}
+	}
+	_ = conn.Close()
 }
 
 // caught keeps a panic from ending the process, as net/http's server does. An answer that broke off has no end, which is
@@ -111,6 +130,10 @@ func (d *detached) writeHeader(status int) {
 	interim := status >= 100 && status <= 199 && status != http.StatusSwitchingProtocols
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "HTTP/1.1 %03d %s\r\n", status, http.StatusText(status))
+	without := map[string]bool{"Connection": true, "Transfer-Encoding": true}
+	if interim || status == http.StatusNoContent {
+		without["Content-Length"] = true // RFC 9110, section 8.6
+	}
 	if !interim {
 		d.began = true
 		if d.header.Get("Date") == "" {
@@ -122,7 +145,7 @@ func (d *detached) writeHeader(status int) {
 			d.chunked = length == ""
 		}
 	}
-	_ = d.header.WriteSubset(&b, map[string]bool{"Connection": true, "Transfer-Encoding": true})
+	_ = d.header.WriteSubset(&b, without)
 	if d.chunked {
 		b.WriteString("Transfer-Encoding: chunked\r\n")
 	}

@@ -256,3 +256,67 @@ func TestBurstIsWholeAndAtOnce(t *testing.T) {
 		t.Errorf("the second half: %d bytes, want %d, %v", len(rest), second.Len(), err)
 	}
 }
+
+// A client that has sent something behind its request, and leaves, has left.
+func TestDetachedLeavesWithMoreSent(t *testing.T) {
+	asked, left := make(chan struct{}), make(chan struct{})
+	up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if notAVLLM(w, r) {
+			return
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		asked <- struct{}{}
+		<-r.Context().Done()
+		left <- struct{}{}
+	})
+	r := newRig(t, up.URL)
+	r.learned()
+	for _, more := range []string{"", "\n", "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"} {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s%s", chat, len(streamed), streamed, more)
+		<-asked
+		conn.Close()
+		<-left
+	}
+}
+
+// What a client sends while its answer comes does not cost it the rest of that: a connection that is closed with something in it
+// that was not read is reset, and what is still on its way is lost.
+func TestDetachedWithNextRequest(t *testing.T) {
+	answer := strings.Repeat("data: "+strings.Repeat("a", 1000)+"\n\n", 3000)
+	up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if notAVLLM(w, r) {
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, answer)
+	})
+	r := newRig(t, up.URL)
+	r.learned()
+	next := "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+	for name, test := range map[string]struct{ with, behind string }{
+		"with it": {strings.Repeat(next, 200), ""},
+		"later":   {"", next},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			_ = conn.(*net.TCPConn).SetReadBuffer(64 << 10)
+			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s%s", chat, len(streamed), streamed, test.with)
+			resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = io.WriteString(conn, test.behind)
+			if body, err := io.ReadAll(resp.Body); err != nil || string(body) != answer {
+				t.Errorf("%d of %d bytes, %v", len(body), len(answer), err)
+			}
+		})
+	}
+}
