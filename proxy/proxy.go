@@ -238,7 +238,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !p.takes(w, r) {
 		return
 	}
-	if endsConnection(r) {
+	if EndsConnection(r) {
 		w.Header().Set("Connection", "close")
 	}
 	p.routes.ServeHTTP(w, r)

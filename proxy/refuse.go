@@ -32,10 +32,10 @@ func (p *Proxy) refuse(w http.ResponseWriter, r *http.Request, status int, messa
 	writeError(w, status, message, "invalid_request_error")
 }
 
-// endsConnection reports whether nothing that comes behind the request in its connection may be taken for another one. A
+// EndsConnection reports whether nothing that comes behind the request in its connection may be taken for another one. A
 // Content-Length beside Transfer-Encoding, and Transfer-Encoding in HTTP/1.0, are not there any more when net/http gives the
 // request: it decides for one of the two, and a proxy before this one may have decided for the other.
-func endsConnection(r *http.Request) bool { return r.ContentLength < 0 || !r.ProtoAtLeast(1, 1) }
+func EndsConnection(r *http.Request) bool { return r.ContentLength < 0 || !r.ProtoAtLeast(1, 1) }
 
 const (
 	// placeWait is how long a request waits for a place. A client that sends its next one as soon as it has the answer

@@ -93,9 +93,14 @@ func parseBytes(s string, least int64) (int64, error) {
 		return 0, fmt.Errorf("%q is no number of bytes", s)
 	case n < least:
 		return 0, fmt.Errorf("%s is too little: it must be at least %d", s, least)
+	case n > mostBytes:
+		return 0, fmt.Errorf("%s is too much: it may be at most %d", s, int64(mostBytes))
 	}
 	return n, nil
 }
+
+// mostBytes is more than any memory has, and something can be added to it.
+const mostBytes = 1 << 50
 
 // parseCount reads a number of at least 0.
 func parseCount(s string) (int, error) {

@@ -79,6 +79,14 @@ func TestWrong(t *testing.T) {
 			`--listen (from VLLM_TIMINGS_LISTEN): "x" is not host:port: write 127.0.0.1:8010, or :8010 for all interfaces`}},
 		{args: "version --short", want: []string{`unknown flag --short`}},
 		{
+			args: "serve --max-request-bytes 9223372036854775807 --max-event-bytes 9223372036854775807 --max-header-bytes 9223372036854775807",
+			want: []string{
+				`--max-request-bytes: 9223372036854775807 is too much: it may be at most 1125899906842624`,
+				`--max-event-bytes: 9223372036854775807 is too much: it may be at most 1125899906842624`,
+				`--max-header-bytes: 9223372036854775807 is too much: it may be at most 1125899906842624`,
+			},
+		},
+		{
 			args: "serve --bogus 5 --upstream vllm:8000 --listen 8010 --sources window,magic --metrics-deadline x --keep-metrics=maybe --other=1 " +
 				"--usage never --max-request-bytes 0 --max-event-bytes 1 --max-header-bytes 9 --header-timeout 0 --max-concurrent-requests=-1 --drain-timeout=-1s --log-level loud",
 			env: map[string]string{"VLLM_TIMINGS_LOG_FORMAT": "xml", "VLLM_TIMINGS_USAGE": "auto"},

@@ -67,6 +67,9 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.ServeHTTP(w, r)
 		return
 	}
+	if proxy.EndsConnection(r) {
+		w.Header().Set("Connection", "close")
+	}
 	switch r.URL.EscapedPath() { // as the proxy's routes: there is one name for each
 	case "/-/healthy":
 		plain(w, http.StatusOK, "ok\n")

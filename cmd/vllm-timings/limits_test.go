@@ -212,3 +212,20 @@ func TestGatePaths(t *testing.T) {
 		}
 	}
 }
+
+// TestGateSmuggling: while vLLM starts, too, nothing that comes behind a request about whose end there may be two opinions is one.
+func TestGateSmuggling(t *testing.T) {
+	server := httptest.NewServer(newGate(newCollectors()))
+	t.Cleanup(server.Close)
+	for name, head := range map[string]string{
+		"CL.TE":            "POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 60\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+		"HTTP/1.0 with TE": "POST /x HTTP/1.0\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n",
+	} {
+		conn := dial(t, server.URL)
+		_, _ = io.WriteString(conn, head+"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
+		if got, _ := io.ReadAll(conn); strings.Count(string(got), "HTTP/1.") != 1 {
+			t.Errorf("%s: %q", name, got)
+		}
+		conn.Close()
+	}
+}
