@@ -35,6 +35,9 @@ type plan struct {
 	echo string
 }
 
+// maxGrow bounds the memory, in bytes, that a body gets for the length that it is said to have, before any of it is there.
+const maxGrow = 1 << 20
+
 // readBody reads up to limit bytes of a request's body. Where there is more, rest is what follows.
 func readBody(r *http.Request, limit int64) (body []byte, rest io.ReadCloser, err error) {
 	if r.ContentLength > limit {
@@ -42,7 +45,7 @@ func readBody(r *http.Request, limit int64) (body []byte, rest io.ReadCloser, er
 	}
 	var buf bytes.Buffer
 	if r.ContentLength > 0 {
-		buf.Grow(int(r.ContentLength) + bytes.MinRead)
+		buf.Grow(int(min(r.ContentLength, maxGrow)) + bytes.MinRead)
 	}
 	n, err := buf.ReadFrom(io.LimitReader(r.Body, limit+1))
 	switch {

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -304,6 +305,21 @@ func TestVersionAtLeast(t *testing.T) {
 		if got := atLeast(version, 0, 25); got != want {
 			t.Errorf("%q: %v", version, got)
 		}
+	}
+}
+
+// TestReadBodyMemory: a body gets memory for what has come of it, not for what it is said to have.
+func TestReadBodyMemory(t *testing.T) {
+	const length = 64 << 20
+	r := httptest.NewRequest(http.MethodPost, "/", iotest.ErrReader(io.ErrUnexpectedEOF))
+	r.ContentLength = length
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if _, _, err := readBody(r, length); err != io.ErrUnexpectedEOF {
+		t.Errorf("error %v", err)
+	}
+	if runtime.ReadMemStats(&after); after.TotalAlloc-before.TotalAlloc > 4*maxGrow {
+		t.Errorf("%d bytes for a body of which nothing came", after.TotalAlloc-before.TotalAlloc)
 	}
 }
 
