@@ -103,11 +103,12 @@ type body struct {
 type ending struct {
 	io.ReadCloser
 	ex   *exchange
+	resp *http.Response
 	left int64 // below 0: unknown
 }
 
 func newEnding(ex *exchange, resp *http.Response) *ending {
-	e := &ending{resp.Body, ex, resp.ContentLength}
+	e := &ending{resp.Body, ex, resp, resp.ContentLength}
 	e.note(nil)
 	return e
 }
@@ -120,6 +121,9 @@ func (e *ending) Read(p []byte) (int, error) {
 }
 
 func (e *ending) note(err error) {
+	if err == io.EOF {
+		cleanTrailer(e.resp.Trailer)
+	}
 	if e.left == 0 || err == io.EOF {
 		e.ex.complete = e.ex.complete || !e.ex.clientLeft()
 	}

@@ -15,14 +15,15 @@ type chunked struct {
 	state   chunkState
 	left    uint64 // bytes of the chunk
 	digits  int
-	extra   int    // bytes of the chunk's extensions
+	extra   int    // bytes of the chunk's extensions, and of the blanks before them
 	trailer []byte // lines, with their ends
 }
 
 type chunkState int
 
 const (
-	chunkSize chunkState = iota
+	chunkSize   chunkState = iota
+	chunkBlanks            // behind the size
 	chunkExtension
 	chunkSizeEnd // the line feed behind the carriage return
 	chunkData
@@ -73,15 +74,29 @@ func (c *chunked) step(b byte) error {
 	case chunkSize:
 		digit, ok := hexDigit(b)
 		switch {
-		case ok && c.left>>60 == 0:
+		case ok && c.digits < 16: // more do not fit into left
 			c.left, c.digits = c.left<<4|uint64(digit), c.digits+1
 		case ok, c.digits == 0:
 			return errChunk
-		case b == ';', b == ' ', b == '\t':
+		case b == ' ', b == '\t':
+			c.state = chunkBlanks
+		case b == ';':
 			c.state = chunkExtension
 		case b == '\r':
 			c.state = chunkSizeEnd
 		default:
+			return errChunk
+		}
+	case chunkBlanks:
+		switch c.extra++; {
+		case c.extra > maxChunkExtra:
+			return errChunkExtra
+		case b == ' ', b == '\t':
+		case b == ';':
+			c.state = chunkExtension
+		case b == '\r':
+			c.state = chunkSizeEnd
+		default: // another may take it for a digit of the size
 			return errChunk
 		}
 	case chunkExtension:
@@ -130,11 +145,14 @@ func (c *chunked) began() {
 
 // header returns the trailer.
 func (c *chunked) header() (http.Header, error) {
-	if len(bytes.TrimSpace(c.trailer)) == 0 {
+	if len(c.trailer) <= len(crlf) { // the empty line at its end
 		return nil, nil
 	}
 	h, err := textproto.NewReader(bufio.NewReader(bytes.NewReader(c.trailer))).ReadMIMEHeader()
-	return http.Header(h), err
+	if err != nil {
+		return nil, err
+	}
+	return http.Header(h), nil
 }
 
 func hexDigit(b byte) (byte, bool) {

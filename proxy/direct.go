@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -41,8 +42,21 @@ type direct struct {
 
 func (d *direct) RoundTrip(r *http.Request) (*http.Response, error) {
 	ex := exchangeOf(r.Context())
-	if ex == nil || ex.body == nil || r.URL.Scheme != "http" || r.Header.Get("Upgrade") != "" {
-		return d.next.RoundTrip(r)
+	upgrade := r.Header.Get("Upgrade")
+	if ex == nil || ex.body == nil || r.URL.Scheme != "http" || upgrade != "" {
+		resp, err := d.next.RoundTrip(r)
+		switch {
+		case err != nil:
+			return nil, err
+		case resp.StatusCode < 100: // net/http's server panics at those, and the client gets 200
+			err = errStatus
+		case resp.StatusCode == http.StatusSwitchingProtocols && (upgrade == "" || !strings.EqualFold(resp.Header.Get("Upgrade"), upgrade)):
+			err = errSwitch // httputil.ReverseProxy would leave the connection open
+		default:
+			return resp, nil
+		}
+		_ = resp.Body.Close()
+		return nil, err
 	}
 	body, err := ex.body.all()
 	if err != nil {

@@ -40,10 +40,6 @@ func (p *Proxy) relay(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode == http.StatusSwitchingProtocols {
-		p.failed(w, r, errSwitch)
-		return
-	}
 	delete(resp.Header, "Te") // which means nothing in an answer
 	removeHopByHop(resp.Header)
 	exchangeOf(r.Context()).answerBegan(resp)
@@ -60,6 +56,7 @@ func (p *Proxy) relay(w http.ResponseWriter, r *http.Request) {
 	if pass(client, resp.Body) != nil {
 		panic(http.ErrAbortHandler)
 	}
+	cleanTrailer(resp.Trailer)
 	client.trailer = resp.Trailer
 }
 
@@ -128,4 +125,12 @@ func removeHopByHop(h http.Header) {
 	if trailers {
 		h.Set("Te", "trailers")
 	}
+}
+
+// cleanTrailer removes from a trailer what says where a message ends, or is between two neighbours only: a client that puts
+// trailers among the headers must not be misled (RFC 9110, section 6.5.1).
+func cleanTrailer(h http.Header) {
+	delete(h, "Te") // which would come back
+	removeHopByHop(h)
+	h.Del("Content-Length")
 }
