@@ -2,7 +2,9 @@ package proxy
 
 import (
 	"bytes"
+	"fmt"
 	"io"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -75,6 +77,39 @@ func TestPassingOnAllocatesNothing(t *testing.T) {
 				if n != 0 {
 					t.Errorf("%s, %s, usage shown %v: %v allocations a read", kind, name, show, n)
 				}
+			}
+		}
+	}
+}
+
+// TestWholeWayAllocatesNothing: nor does the way from vLLM's connection to the client's, chunks and system calls included.
+func TestWholeWayAllocatesNothing(t *testing.T) {
+	for kind, event := range tokenEvents {
+		for _, show := range []bool{false, true} {
+			vllm, near := tcpPair(t)
+			server, client := tcpPair(t)
+			answer := &directAnswer{conn: newConn(near), ctx: t.Context(), chunked: &chunked{}}
+			body := newStream(testExchange(plan{endpoint: chat, showUsage: show}, timings.AllSources...), answer, 0)
+			to := &detached{conn: server, ctx: t.Context(), header: http.Header{}}
+			chunk := fmt.Appendf(nil, "%x\r\n%s\r\n", len(event), event)
+			got := make([]byte, bigBuffer)
+			pass := func() {
+				if _, err := vllm.Write(chunk); err != nil {
+					t.Fatal(err)
+				}
+				body.wait()
+				if err := passOnce(to, body); err != nil {
+					t.Fatal(err)
+				}
+				if n, err := client.Read(got); err != nil || !bytes.HasSuffix(got[:n], chunk) {
+					t.Fatalf("%q came, %v", got[:n], err)
+				}
+			}
+			for range 100 { // buffers have their size, and the head is sent
+				pass()
+			}
+			if n := testing.AllocsPerRun(1000, pass); n != 0 {
+				t.Errorf("%s, usage shown %v: %v allocations an event", kind, show, n)
 			}
 		}
 	}
