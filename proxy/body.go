@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/vllm-timings/vllm-timings/timings"
@@ -19,7 +20,8 @@ func (ex *exchange) editBody(resp *http.Response, coding coding) {
 		ex.unedited("answer_too_large")
 		return
 	}
-	var buf bytes.Buffer
+	buf := wholeAnswers.Get().(*bytes.Buffer)
+	buf.Reset()
 	if resp.ContentLength > 0 {
 		buf.Grow(int(resp.ContentLength) + bytes.MinRead)
 	}
@@ -28,10 +30,10 @@ func (ex *exchange) editBody(resp *http.Response, coding coding) {
 	switch {
 	case err != nil:
 		ex.bodyFailed(err)
-		resp.Body = body{io.MultiReader(&buf, failing{err}), resp.Body}
+		resp.Body = body{io.MultiReader(buf, failing{err}), resp.Body}
 	case n > limit:
 		ex.unedited("answer_too_large")
-		resp.Body = body{io.MultiReader(&buf, resp.Body), resp.Body}
+		resp.Body = body{io.MultiReader(buf, resp.Body), resp.Body}
 	default:
 		answer, edited := ex.editCoded(buf.Bytes(), coding, seen)
 		if edited {
@@ -42,7 +44,7 @@ func (ex *exchange) editBody(resp *http.Response, coding coding) {
 		if ex.upload == nil { // else a late "100 Continue" might be written meanwhile
 			gather(ex.ctx, len(answer))
 		}
-		resp.Body = body{bytes.NewReader(answer), resp.Body}
+		resp.Body = body{bytes.NewReader(answer), &lent{resp.Body, buf}}
 	}
 }
 
@@ -127,6 +129,23 @@ func (e *ending) note(err error) {
 	if e.left == 0 || err == io.EOF {
 		e.ex.complete = e.ex.complete || !e.ex.clientLeft()
 	}
+}
+
+// wholeAnswers are buffers for answers that come whole: new memory for each megabyte takes longer than checking what is in it.
+var wholeAnswers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+// lent closes an answer, and gives back the buffer that it was in.
+type lent struct {
+	io.Closer
+	buf *bytes.Buffer // nil: it was given back
+}
+
+func (l *lent) Close() error {
+	if l.buf != nil {
+		wholeAnswers.Put(l.buf)
+		l.buf = nil
+	}
+	return l.Closer.Close()
 }
 
 // failing is a reader that fails.
