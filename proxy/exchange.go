@@ -269,6 +269,7 @@ func (ex *exchange) clientLeft() bool {
 
 // answerBegan is called with vLLM's answer, whose body it wraps or edits where it is to carry timings.
 func (ex *exchange) answerBegan(resp *http.Response) {
+	defer func() { cleanTrailer(resp.Trailer) }() // whose names are announced in the head
 	ex.headers = time.Now()
 	ex.status = resp.StatusCode
 	if ex.body != nil {
