@@ -50,7 +50,7 @@ func (d *direct) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, err
 		case resp.StatusCode < 100: // net/http's server panics at those, and the client gets 200
 			err = errStatus
-		case resp.StatusCode == http.StatusSwitchingProtocols && (upgrade == "" || !strings.EqualFold(resp.Header.Get("Upgrade"), upgrade)):
+		case resp.StatusCode == http.StatusSwitchingProtocols && (!listed(resp.Header, "Upgrade") || !strings.EqualFold(resp.Header.Get("Upgrade"), upgrade)):
 			err = errSwitch // httputil.ReverseProxy would leave the connection open
 		default:
 			return resp, nil

@@ -212,3 +212,52 @@ func TestUpgradeOfChat(t *testing.T) {
 		}
 	}
 }
+
+// An answer that switches, but to something else, or only half says so, is 502, and its connection is closed.
+func TestSwitchToSomethingElse(t *testing.T) {
+	for name, head := range map[string]string{
+		"another protocol":                  "Connection: Upgrade\r\nUpgrade: h2c\r\n",
+		"no protocol":                       "Connection: Upgrade\r\n",
+		"Upgrade is not for this neighbour": "Upgrade: websocket\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			ended := make(chan error, 1)
+			r := newRig(t, "http://"+acceptConns(t, func(conn *net.TCPConn) {
+				defer conn.Close()
+				from := bufio.NewReader(conn)
+				for {
+					req, err := http.ReadRequest(from)
+					if err != nil {
+						return
+					}
+					if req.Header.Get("Upgrade") == "" { // a reading of ours
+						_, _ = io.WriteString(conn, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+						continue
+					}
+					_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\n"+head+"\r\n")
+					_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+					_, err = from.ReadByte()
+					ended <- err
+					return
+				}
+			}))
+			conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			fmt.Fprintf(conn, handshake, "/v1/realtime")
+			resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusBadGateway {
+				t.Errorf("status %d", resp.StatusCode)
+			}
+			if err := <-ended; err != io.EOF {
+				t.Errorf("the connection to vLLM: %v", err)
+			}
+		})
+	}
+}
