@@ -134,6 +134,9 @@ func (e *ending) note(err error) {
 // wholeAnswers are buffers for answers that come whole: new memory for each megabyte takes longer than checking what is in it.
 var wholeAnswers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
+// maxKept is how large a buffer is kept at most, in bytes: a small answer would keep what a huge one has needed.
+const maxKept = 4 << 20
+
 // lent closes an answer, and gives back the buffer that it was in.
 type lent struct {
 	io.Closer
@@ -141,10 +144,10 @@ type lent struct {
 }
 
 func (l *lent) Close() error {
-	if l.buf != nil {
+	if l.buf != nil && l.buf.Cap() <= maxKept {
 		wholeAnswers.Put(l.buf)
-		l.buf = nil
 	}
+	l.buf = nil
 	return l.Closer.Close()
 }
 

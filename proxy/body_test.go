@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -27,8 +28,12 @@ func TestAnswersShareNoMemory(t *testing.T) {
 		}
 		_, _ = io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprintf(w, `{"choices":[{"message":{"content":%q}}],"usage":{"prompt_tokens":4,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0}},"metrics":{"time_to_first_token_ms":1,"generation_time_ms":2}}`,
+		answer := fmt.Sprintf(`{"choices":[{"message":{"content":%q}}],"usage":{"prompt_tokens":4,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0}},"metrics":{"time_to_first_token_ms":1,"generation_time_ms":2}}`,
 			content(r.Header.Get("X-Name")))
+		if len(answer)%2 == 0 { // else in chunks, if it is long
+			w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
+		}
+		_, _ = io.WriteString(w, answer)
 	})
 	r := newRig(t, up.URL)
 	var all sync.WaitGroup
