@@ -43,7 +43,7 @@ func (t *table) writePeers(w io.Writer, args []string) {
 				fmt.Fprintf(w, " %s 1/%d;", m.name, m.slow)
 			}
 		}
-		fmt.Fprintln(w, " of the tokens or answers, and all of the streams, which it gets one by one and not in step.")
+		fmt.Fprintln(w, " of the tokens or answers. It gets all of the streams at once, but each begins when it has come through: not in step, and not spread out. Some are over when their memory is looked at.")
 	}
 	for _, m := range t.measured {
 		for _, c := range t.list {
