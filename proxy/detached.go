@@ -38,16 +38,18 @@ func (p *Proxy) detach(ex *exchange, w http.ResponseWriter, r *http.Request) boo
 	})
 	ex.ctx = ctx
 	p.open.add(1)
+	p.detached.add(1)
 	go func() {
-		defer p.open.add(-1)
+		defer p.detached.add(-1)
 		defer stop()
+		clientGone := make(chan struct{})
+		go watch(conn, leave, clientGone)
+		defer p.closeGently(conn, clientGone)
+		defer p.open.add(-1)
 		defer leave()
 		out := &detached{conn: conn, ctx: ctx, gone: leave, header: http.Header{}}
 		ex.out = out
-		left := make(chan struct{})
-		go watch(conn, leave, left)
-		defer func() { lastly(conn, left, out.given()) }() // after the report: it would look like a client that left
-		defer p.report(ex)
+		defer p.report(ex) // before the connection is closed, which would look like a client that left
 		defer p.caught()
 		p.forward(ex, http.HandlerFunc(p.relay), out, r.WithContext(ctx))
 		out.end() // a client's next request is to find this one gone
@@ -55,34 +57,38 @@ func (p *Proxy) detach(ex *exchange, w http.ResponseWriter, r *http.Request) boo
 	return true
 }
 
-// watch calls leave when the client has left, and closes left then. As to net/http's server, a client that sends no more has.
+// watch calls leave when the client has left, and closes gone then. As to net/http's server, a client that sends no more has.
 // What it sends is its next request, which it will have to send again. It is read all the same: a connection that is closed
 // with something in it that was not read is reset, and what the client has not got of its answer yet is lost.
-func watch(conn net.Conn, leave func(), left chan<- struct{}) {
-	defer close(left)
-	var b [64]byte
+func watch(conn net.Conn, leave func(), gone chan<- struct{}) {
+	defer close(gone)
+	defer leave()
+	b := make([]byte, 1) // for nearly all there will be nothing
 	for {
-		if _, err := conn.Read(b[:]); err != nil {
-			leave()
+		if _, err := conn.Read(b); err != nil {
 			return
+		}
+		if len(b) == 1 {
+			b = make([]byte, 4<<10)
 		}
 	}
 }
 
-// lingers is how long a client that has been given its answer may take to close the connection, as with net/http's server.
-const lingers = 500 * time.Millisecond
+// lingerTime is how long a client may take to close the connection when its answer has ended. net/http's server has the same.
+const lingerTime = 500 * time.Millisecond
 
-// lastly closes the connection.
-func lastly(conn net.Conn, left <-chan struct{}, given bool) {
-	if c, ok := conn.(interface{ CloseWrite() error }); ok && given && c.CloseWrite() == nil {
-		wait := time.NewTimer(lingers)
-		defer wait.Stop()
-		select {
-		case <-left:
-		case <-wait.C:
-		}
+// closeGently closes a connection when the client has, for what it still sends to a closed one resets that.
+func (p *Proxy) closeGently(conn net.Conn, gone <-chan struct{}) {
+	defer conn.Close()
+	if c, ok := conn.(interface{ CloseWrite() error }); !ok || c.CloseWrite() != nil {
+		return
 	}
-	_ = conn.Close()
+	wait := time.NewTimer(p.linger)
+	defer wait.Stop()
+	select {
+	case <-gone:
+	case <-wait.C:
+	}
 }
 
 // caught keeps a panic from ending the process, as net/http's server does. An answer that broke off has no end, which is

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -259,7 +260,7 @@ func TestBurstIsWholeAndAtOnce(t *testing.T) {
 
 // A client that has sent something behind its request, and leaves, has left.
 func TestDetachedLeavesWithMoreSent(t *testing.T) {
-	asked, left := make(chan struct{}), make(chan struct{})
+	asked, left := make(chan struct{}), make(chan struct{}, 3)
 	up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		if notAVLLM(w, r) {
 			return
@@ -279,44 +280,95 @@ func TestDetachedLeavesWithMoreSent(t *testing.T) {
 		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s%s", chat, len(streamed), streamed, more)
 		<-asked
 		conn.Close()
-		<-left
+		select {
+		case <-left:
+		case <-time.After(20 * time.Second):
+			t.Fatalf("vLLM is not told that a client left that had sent %q", more)
+		}
 	}
 }
 
-// What a client sends while its answer comes does not cost it the rest of that: a connection that is closed with something in it
-// that was not read is reset, and what is still on its way is lost.
+// What a client sends while its answer comes, or when it has ended, does not cost it the rest of that: what comes to a
+// connection that is closed, or was not read before, resets that, and what is still on its way is lost.
 func TestDetachedWithNextRequest(t *testing.T) {
 	answer := strings.Repeat("data: "+strings.Repeat("a", 1000)+"\n\n", 3000)
+	short := answer[:len(answer)/10] // the sockets' buffers take it
 	up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		if notAVLLM(w, r) {
 			return
 		}
 		w.Header().Set("Content-Type", "text/event-stream")
+		if r.Header.Get("X-Short") != "" {
+			_, _ = io.WriteString(w, short)
+			return
+		}
 		_, _ = io.WriteString(w, answer)
 	})
 	r := newRig(t, up.URL)
+	r.linger = time.Minute
 	r.learned()
 	next := "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-	for name, test := range map[string]struct{ with, behind string }{
-		"with it": {strings.Repeat(next, 200), ""},
-		"later":   {"", next},
+	for name, test := range map[string]struct{ head, with, behind, after string }{
+		"with it":        {"", strings.Repeat(next, 200), "", ""},
+		"while it comes": {"", "", next, ""},
+		"when it ended":  {"X-Short: 1\r\n", "", "", next},
 	} {
 		t.Run(name, func(t *testing.T) {
+			want := answer
+			if test.head != "" {
+				want = short
+			}
 			conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer conn.Close()
 			_ = conn.(*net.TCPConn).SetReadBuffer(64 << 10)
-			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s%s", chat, len(streamed), streamed, test.with)
+			before := len(r.log.requests(t, slog.LevelInfo))
+			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n%s%s", chat, test.head, len(streamed), streamed, test.with)
 			resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			_, _ = io.WriteString(conn, test.behind)
-			if body, err := io.ReadAll(resp.Body); err != nil || string(body) != answer {
-				t.Errorf("%d of %d bytes, %v", len(body), len(answer), err)
+			if test.after != "" {
+				eventually(t, "the answer has ended", func() bool { return len(r.log.requests(t, slog.LevelInfo)) > before && r.Open() == 0 })
+				_, _ = io.WriteString(conn, test.after)
+			}
+			if body, err := io.ReadAll(resp.Body); err != nil || string(body) != want {
+				t.Errorf("%d of %d bytes, %v", len(body), len(want), err)
 			}
 		})
+	}
+}
+
+// A client that does not close its connection when the answer has ended is waited for, but not by Cut.
+func TestCutEndsLinger(t *testing.T) {
+	up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if notAVLLM(w, r) {
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: a\n\n")
+	})
+	r := newRig(t, up.URL)
+	r.linger = time.Minute
+	r.learned()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", chat, len(streamed), streamed)
+	if all, err := io.ReadAll(conn); err != nil || !strings.HasSuffix(string(all), "0\r\n\r\n") {
+		t.Fatalf("%q, %v", all, err)
+	}
+	eventually(t, "nothing is counted as not answered", func() bool { return r.Open() == 0 })
+	if n := r.detached.count(); n != 1 {
+		t.Errorf("%d connections, want the one that the client has open", n)
+	}
+	r.Cut()
+	if err := r.Wait(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// open counts the requests that are not answered to the end. The zero value is ready. It is safe for concurrent use.
+// open counts what has not come to its end. The zero value is ready. It is safe for concurrent use.
 type open struct {
 	mu   sync.Mutex
 	n    int

@@ -108,6 +108,8 @@ type Proxy struct {
 
 	background background
 	open       open               // requests
+	detached   open               // connections of clients that left net/http's server
+	linger     time.Duration      // how long one may stay open when its answer has ended
 	places     chan struct{}      // one in it for each request that is answered, nil for any number of them
 	running    context.Context    // ends with Cut
 	cut        context.CancelFunc // ends running
@@ -149,6 +151,7 @@ func New(cfg Config) (*Proxy, error) {
 		collectors:  cfg.Collectors,
 		transport:   newTransport(cfg),
 		base:        cfg.Upstream,
+		linger:      lingerTime,
 	}
 	p.direct = &direct{transport: p.transport, next: retrying{p.transport}}
 	if cfg.MaxRequests > 0 {
@@ -224,9 +227,14 @@ var quiet = log.New(io.Discard, "", 0)
 // Open returns how many requests have not been answered to the end.
 func (p *Proxy) Open() int { return p.open.count() }
 
-// Wait waits until there is no such request, or ctx ends. An http.Server's Shutdown does not know of those that are
+// Wait waits until there is no such request, or ctx ends, and then for their connections. An http.Server's Shutdown does not know of those that are
 // streamed or upgraded.
-func (p *Proxy) Wait(ctx context.Context) error { return p.open.wait(ctx) }
+func (p *Proxy) Wait(ctx context.Context) error {
+	if err := p.open.wait(ctx); err != nil {
+		return err
+	}
+	return p.detached.wait(context.Background()) // for lingerTime at most
+}
 
 // Cut breaks off the answers that are streamed.
 func (p *Proxy) Cut() { p.cut() }
