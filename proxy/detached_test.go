@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -33,6 +34,30 @@ func raw(t *testing.T, url, version, headers, body string) string {
 }
 
 const streamed = `{"messages":[],"stream":true,"stream_options":{"include_usage":true}}`
+
+// startOneEvent starts an upstream whose answers are streams of one event.
+func startOneEvent(t *testing.T) *httptest.Server {
+	return startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if notAVLLM(w, r) {
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: a\n\n")
+	})
+}
+
+// sendStreamed sends a streamed chat request over a connection of its own, with more behind it.
+func sendStreamed(t *testing.T, url, headers, more string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	_ = conn.(*net.TCPConn).SetReadBuffer(64 << 10) // so that not all of a long answer is there at once
+	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n%s%s", chat, headers, len(streamed), streamed, more)
+	return conn
+}
 
 // What a client gets of a streamed answer that has left net/http's server, byte for byte.
 func TestDetachedBytes(t *testing.T) {
@@ -92,14 +117,7 @@ func TestDetachedBytes(t *testing.T) {
 
 // A client that does not know chunks gets none, and what is not streamed stays with the server and its connection.
 func TestNotDetached(t *testing.T) {
-	up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
-		if notAVLLM(w, r) {
-			return
-		}
-		w.Header().Set("Content-Type", "text/event-stream")
-		_, _ = io.WriteString(w, "data: a\n\n")
-	})
-	r := newRig(t, up.URL)
+	r := newRig(t, startOneEvent(t).URL)
 	r.learned()
 	if got := raw(t, r.url, "1.0", "", streamed); !strings.HasPrefix(got, "HTTP/1.0 200 OK\r\n") || !strings.HasSuffix(got, "\r\n\r\ndata: a\n\n") {
 		t.Errorf("%q", got)
@@ -132,13 +150,7 @@ func TestDetachedEnds(t *testing.T) {
 	if got := raw(t, r.url, "1.1", "X-Break: 1\r\n", streamed); !strings.HasSuffix(got, "9\r\ndata: a\n\n\r\n") {
 		t.Errorf("broken off: %q", got)
 	}
-	two := streamed + "POST " + string(chat) + " HTTP/1.1\r\nHost: x\r\n\r\n"
-	conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", chat, len(streamed), two)
+	conn := sendStreamed(t, r.url, "", "POST "+string(chat)+" HTTP/1.1\r\nHost: x\r\n\r\n")
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -273,11 +285,7 @@ func TestDetachedLeavesWithMoreSent(t *testing.T) {
 	r := newRig(t, up.URL)
 	r.learned()
 	for _, more := range []string{"", "\n", "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"} {
-		conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s%s", chat, len(streamed), streamed, more)
+		conn := sendStreamed(t, r.url, "", more)
 		<-asked
 		conn.Close()
 		select {
@@ -318,14 +326,9 @@ func TestDetachedWithNextRequest(t *testing.T) {
 			if test.head != "" {
 				want = short
 			}
-			conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			_ = conn.(*net.TCPConn).SetReadBuffer(64 << 10)
 			before := len(r.log.requests(t, slog.LevelInfo))
-			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n%s%s", chat, test.head, len(streamed), streamed, test.with)
+			conn := sendStreamed(t, r.url, test.head, test.with)
+			defer conn.Close()
 			resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 			if err != nil {
 				t.Fatal(err)
@@ -344,22 +347,10 @@ func TestDetachedWithNextRequest(t *testing.T) {
 
 // A client that does not close its connection when the answer has ended is waited for, but not by Cut.
 func TestCutEndsLinger(t *testing.T) {
-	up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
-		if notAVLLM(w, r) {
-			return
-		}
-		w.Header().Set("Content-Type", "text/event-stream")
-		_, _ = io.WriteString(w, "data: a\n\n")
-	})
-	r := newRig(t, up.URL)
+	r := newRig(t, startOneEvent(t).URL)
 	r.linger = time.Minute
 	r.learned()
-	conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", chat, len(streamed), streamed)
+	conn := sendStreamed(t, r.url, "", "")
 	if all, err := io.ReadAll(conn); err != nil || !strings.HasSuffix(string(all), "0\r\n\r\n") {
 		t.Fatalf("%q, %v", all, err)
 	}

@@ -227,8 +227,8 @@ var quiet = log.New(io.Discard, "", 0)
 // Open returns how many requests have not been answered to the end.
 func (p *Proxy) Open() int { return p.open.count() }
 
-// Wait waits until there is no such request, or ctx ends, and then for their connections. An http.Server's Shutdown does not know of those that are
-// streamed or upgraded.
+// Wait waits until there is no such request, or ctx ends, and then for their connections. An http.Server's Shutdown does
+// not know of those that are streamed or upgraded.
 func (p *Proxy) Wait(ctx context.Context) error {
 	if err := p.open.wait(ctx); err != nil {
 		return err
