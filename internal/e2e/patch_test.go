@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/tidwall/gjson"
 
 	"github.com/vllm-timings/vllm-timings/internal/e2e/stack"
@@ -54,7 +53,7 @@ func TestPatchedAtBoot(t *testing.T) {
 			newRequest("text", "tiny", "hello", 3, `"stream":true,"top_p":-3`),
 			{"/tokenize", `{"model":"tiny","prompt":"how many tokens?"}`},
 		} {
-			compareChoices(t, plain.URL, vllm.URL, r)
+			t.Run(r.body, func(t *testing.T) { compare(t, plain.URL, vllm.URL, r, 0) })
 		}
 	})
 	t.Run("behind the sidecar", func(t *testing.T) {
@@ -114,37 +113,6 @@ func TestPatchedAtBoot(t *testing.T) {
 			t.Errorf("revert under a running vLLM: %v\n%s", err, out)
 		}
 	})
-}
-
-// compareChoices is compare for answers without timings, some of several choices: in which order the events of two choices
-// come is chance in vLLM.
-func compareChoices(t *testing.T, direct, through string, r request) {
-	t.Helper()
-	var diff string
-	for range 6 {
-		want, got := normalised(send(t, direct, r), false), normalised(send(t, through, r), false)
-		for _, a := range []map[string]string{want, got} {
-			events := strings.SplitAfter(a["body"], "\n\n")
-			slices.SortStableFunc(events, func(a, b string) int { return strings.Compare(choice(a), choice(b)) })
-			a["body"] = strings.Join(events, "")
-		}
-		if strings.Contains(got["body"], `"timings"`) {
-			t.Fatalf("timings in %s", got["body"])
-		}
-		if diff = cmp.Diff(want, got); diff == "" {
-			return
-		}
-	}
-	t.Errorf("%s: not what vLLM sends (-vLLM +patched):\n%s", r.body, diff)
-}
-
-// choice is the index of an event's choice; others come behind all of them.
-func choice(event string) string {
-	data := strings.TrimPrefix(event, "data: ")
-	if i := gjson.Get(data, "choices.0.index"); i.Exists() {
-		return i.Raw
-	}
-	return "~"
 }
 
 // TestPatchGateOff: with the gate closed a patched vLLM answers as one that nobody touched.
