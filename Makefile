@@ -144,7 +144,7 @@ e2e: llama-swap e2e-env e2e-older e2e-clients ## tests with real vLLM (on the CP
 
 .PHONY: bench-serve
 bench-serve: e2e-env ## compare with real vLLM's own load generator, for docs/performance.md
-	$(GO) test -tags e2e -count=1 -timeout 60m -v -run '^TestBenchServe$$' ./internal/e2e -args -bench-rounds 3 -bench-at-once 16,64
+	$(GO) test -tags e2e -count=1 -timeout 60m -v -run '^TestBenchServe$$' ./internal/e2e -args -bench-rounds 5 -bench-at-once 16,64 -bench-prompts 160
 
 .PHONY: accuracy
 accuracy: e2e-env ## measure the figures against vLLM's own, for docs/accuracy.md

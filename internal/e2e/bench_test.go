@@ -7,10 +7,12 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -23,8 +25,9 @@ import (
 )
 
 var (
-	benchRounds = flag.Int("bench-rounds", 1, "rounds of TestBenchServe")
-	benchAtOnce = flag.String("bench-at-once", "8", "numbers of requests at the same time in TestBenchServe")
+	benchRounds  = flag.Int("bench-rounds", 1, "rounds of TestBenchServe")
+	benchAtOnce  = flag.String("bench-at-once", "8", "numbers of requests at the same time in TestBenchServe")
+	benchPrompts = flag.Int("bench-prompts", 64, "requests of each run of TestBenchServe")
 )
 
 // benchWay is a way to a vLLM.
@@ -45,7 +48,11 @@ type benchRun struct {
 // succeed; its figures are printed and not judged, as they may be those of a busy machine.
 func TestBenchServe(t *testing.T) {
 	vllm := shared.exact.get(t)
-	ways := []benchWay{{name: "straight", url: vllm.URL}, {name: "patched", url: shared.patched.get(t).URL}}
+	ways := []benchWay{
+		{name: "straight", url: vllm.URL},
+		{name: "straight again", url: vllm.URL}, // what two runs differ by that do not differ
+		{name: "patched", url: shared.patched.get(t).URL},
+	}
 	for _, source := range []string{"native", "window"} {
 		s := startSidecar(t, vllm.URL, "--sources", source)
 		ways = append(ways, benchWay{"sidecar, " + source, s.URL, s})
@@ -62,10 +69,10 @@ func TestBenchServe(t *testing.T) {
 	for _, load := range loads {
 		backend := strings.Fields(load)
 		for round := range 1 + *benchRounds {
-			for i := range ways {
-				way := ways[(i+round)%len(ways)]
-				order = append(order, way)
-				args = append(args, backend[0], backend[1], way.url, backend[2])
+			// Not in turn: no way always has the same neighbours.
+			for _, i := range rand.New(rand.NewPCG(1, uint64(round))).Perm(len(ways)) {
+				order = append(order, ways[i])
+				args = append(args, backend[0], backend[1], ways[i].url, backend[2], strconv.Itoa(*benchPrompts))
 			}
 		}
 	}
@@ -85,7 +92,7 @@ func TestBenchServe(t *testing.T) {
 	for lines := bufio.NewScanner(out); len(runs) < len(order) && lines.Scan(); {
 		way, line := order[len(runs)], gjson.Parse(lines.Text())
 		got := benchRun{way: way.name, tokens: line.Get("output_throughput").Float(), ttft: line.Get("median_ttft_ms").Float(), itl: line.Get("median_itl_ms").Float()}
-		prompts := max(64, 2*line.Get("max_concurrency").Int())
+		prompts := int64(*benchPrompts)
 		if line.Get("completed").Int() != prompts || line.Get("failed").Int() != 0 || line.Get("total_output_tokens").Int() != prompts*32 {
 			t.Errorf("%s: not all of %d requests for 32 tokens succeeded: %s", way.name, prompts, line.Raw)
 		}
