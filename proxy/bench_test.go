@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -146,4 +147,36 @@ func BenchmarkWholeStream(b *testing.B) {
 			}
 		}
 	}
+}
+
+// TestLargestPieceIsOneWrite: the most that one read gives goes to the client in one write, as its coding fits around it.
+func TestLargestPieceIsOneWrite(t *testing.T) {
+	to, body := &counted{}, &endless{pieces: [][]byte{make([]byte, bigBuffer)}}
+	d := &detached{conn: to, ctx: t.Context(), header: http.Header{}}
+	d.Flush() // the head
+	pass := func() {
+		if err := passOnce(d, body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	to.writes = 0
+	if n := testing.AllocsPerRun(100, pass); n != 0 || to.writes != 101 { // AllocsPerRun begins with one that does not count
+		t.Errorf("%v allocations a piece, %d writes of 101 pieces", n, to.writes)
+	}
+	if want := fmt.Sprintf("%x\r\n", bigBuffer-maxChunkFrame); !bytes.HasPrefix(to.last, []byte(want)) || len(to.last) > bigBuffer {
+		t.Errorf("%d bytes that begin with %q, want %q", len(to.last), to.last[:len(want)], want)
+	}
+}
+
+// counted is a connection that takes everything.
+type counted struct {
+	net.Conn
+	writes int
+	last   []byte
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	c.writes++
+	c.last = append(c.last[:0], p...)
+	return len(p), nil
 }

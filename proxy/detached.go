@@ -114,10 +114,6 @@ type detached struct {
 	left    int64 // of the body, where its length is known
 	whole   bool  // the client has all of the answer
 	err     error
-
-	size   [20]byte
-	pieces [4][]byte
-	vector net.Buffers
 }
 
 func (d *detached) Header() http.Header { return d.header }
@@ -195,33 +191,35 @@ func (d *detached) Flush() {
 
 var crlf = []byte("\r\n")
 
-// send sends the head, and p as a piece of the body, in one system call.
+// maxChunkFrame is what the coding of a chunk of up to bigBuffer bytes adds to it, in bytes.
+const maxChunkFrame = len("7fff\r\n") + len("\r\n")
+
+// send sends the head, and p as a piece of the body, in one system call. One piece of memory is copied for that: a token is
+// short, and to gather it from four costs more.
 func (d *detached) send(p []byte) {
 	if d.err != nil {
 		return
 	}
-	pieces := d.pieces[:0]
-	if len(d.head) > 0 {
-		pieces = append(pieces, d.head)
-	}
+	buf := bigBuffers.Get().(*[bigBuffer]byte)
+	defer bigBuffers.Put(buf)
+	b := append(buf[:0], d.head...)
 	switch {
 	case len(p) > 0 && d.chunked:
-		pieces = append(pieces, append(strconv.AppendInt(d.size[:0], int64(len(p)), 16), crlf...), p, crlf)
+		b = append(strconv.AppendInt(b, int64(len(p)), 16), crlf...)
+		b = append(append(b, p...), crlf...)
 	case len(p) > 0:
-		pieces = append(pieces, p)
+		b = append(b, p...)
 	}
 	d.left -= int64(len(p))
-	d.vector = pieces
-	d.write(&d.vector, d.began && !d.chunked && d.left <= 0)
-	clear(d.pieces[:])
+	d.write(b, d.began && !d.chunked && d.left <= 0)
 	d.head = nil
 }
 
 // write sends what may be the last of the answer. A client that had that may close the connection at once, and has not left
 // early then.
-func (d *detached) write(pieces *net.Buffers, last bool) {
+func (d *detached) write(b []byte, last bool) {
 	whole := last && d.ctx.Err() == nil
-	if _, d.err = pieces.WriteTo(d.conn); d.err != nil {
+	if _, d.err = d.conn.Write(b); d.err != nil {
 		d.gone()
 	}
 	d.whole = whole && d.err == nil
@@ -246,5 +244,5 @@ func (d *detached) end() {
 	b.WriteString("\r\n")
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.write(&net.Buffers{b.Bytes()}, true)
+	d.write(b.Bytes(), true)
 }

@@ -93,7 +93,7 @@ func pass(to io.Writer, body io.Reader) error {
 func passOnce(to io.Writer, body io.Reader) error {
 	buf := bigBuffers.Get().(*[bigBuffer]byte)
 	defer bigBuffers.Put(buf)
-	n, err := body.Read(buf[:])
+	n, err := body.Read(buf[:bigBuffer-maxChunkFrame])
 	if n > 0 {
 		if _, failed := to.Write(buf[:n]); failed != nil {
 			return failed
