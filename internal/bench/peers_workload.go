@@ -46,7 +46,7 @@ func peerWorkloads(short bool) []workload {
 			name:    "paced",
 			title:   fmt.Sprintf("1 stream, %d tokens, one every 5 ms", paced),
 			job:     job{Streams: 1, Shape: shape{Together: 1, Events: paced, Interval: 5 * time.Millisecond}},
-			slices:  1,
+			slices:  3, // one process differs from the next by more than the proxies do
 			slow:    1,
 			figures: append(delays(delayTarget), figure{title: "CPU per event", unit: "µs", of: cpuOf}),
 		},
