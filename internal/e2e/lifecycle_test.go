@@ -37,7 +37,9 @@ func TestClientLeaves(t *testing.T) {
 	vllm := shared.plain.get(t)
 	sidecar := startSidecar(t, vllm.URL)
 	for range 3 {
-		r := newRequest("chat", "tiny", "a very long story", 3500, `"stream":true`)
+		const story = 3500 // tokens
+		before := readCounters(t, vllm.URL)["vllm:generation_tokens_total"]
+		r := newRequest("chat", "tiny", "a very long story", story, `"stream":true`)
 		resp, err := http.Post(sidecar.URL+r.path, "application/json", strings.NewReader(r.body))
 		if err != nil {
 			t.Fatal(err)
@@ -46,10 +48,13 @@ func TestClientLeaves(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = resp.Body.Close()
-		waitFor(t, 3*time.Second, "vLLM has no request running after the client left", func() bool {
+		waitFor(t, 15*time.Second, "vLLM has no request running after the client left", func() bool {
 			m := running.FindSubmatch(get(t, vllm.URL+"/metrics").body)
 			return m != nil && string(m[1]) == "0.0"
 		})
+		if made := readCounters(t, vllm.URL)["vllm:generation_tokens_total"] - before; made <= 0 || made >= story {
+			t.Errorf("vLLM made %v tokens for a client that left, of %d", made, story)
+		}
 	}
 	// The next one is not mixed up with those.
 	checkAlone(t, answer{}, send(t, sidecar.URL, newRequest("text", "tiny", longPrompt("after"), 8, "")).timings(t), false)
