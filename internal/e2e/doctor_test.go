@@ -101,7 +101,7 @@ func checkDoctor(t *testing.T, url string, differs map[string]string) {
 // checkSource sends n requests at once and checks how good their timings are and whence, as the sidecar counts them.
 func checkSource(t *testing.T, sidecar *stack.Sidecar, r request, n int, exactness, source string) {
 	t.Helper()
-	waitFor(t, 20*time.Second, "the requests before are counted", func() bool {
+	waitFor(t, 5*time.Second, "the requests before are counted", func() bool {
 		return strings.Contains(string(get(t, sidecar.URL+"/-/metrics").body), "\nvllm_timings_in_flight_requests 0\n")
 	})
 	before := timingsCounts(t, sidecar)
@@ -122,7 +122,7 @@ func checkSource(t *testing.T, sidecar *stack.Sidecar, r request, n int, exactne
 	}
 	want := map[string]int{fmt.Sprintf("endpoint=%q,exactness=%q,source=%q", r.path, exactness, source): n}
 	var moved map[string]int
-	waitFor(t, 20*time.Second, fmt.Sprintf("%d answers of %s are counted", n, r.path), func() bool {
+	waitFor(t, 5*time.Second, fmt.Sprintf("%d answers of %s are counted", n, r.path), func() bool {
 		moved = map[string]int{}
 		sum := 0
 		for series, count := range timingsCounts(t, sidecar) {

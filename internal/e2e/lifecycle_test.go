@@ -48,7 +48,7 @@ func TestClientLeaves(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = resp.Body.Close()
-		waitFor(t, 15*time.Second, "vLLM has no request running after the client left", func() bool {
+		waitFor(t, 3*time.Second, "vLLM has no request running after the client left", func() bool {
 			m := running.FindSubmatch(get(t, vllm.URL+"/metrics").body)
 			return m != nil && string(m[1]) == "0.0"
 		})

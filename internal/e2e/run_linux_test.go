@@ -66,7 +66,7 @@ models:
 				checkAlone(t, a, timings, i > 0)
 			}
 			const series = `vllm_timings_timings_total{endpoint="/v1/chat/completions",exactness="exact",source="native"} 3`
-			waitFor(t, 20*time.Second, series, func() bool {
+			waitFor(t, 5*time.Second, series, func() bool {
 				return strings.Contains(string(get(t, swap.URL+"/upstream/tiny/-/metrics").body), series)
 			})
 
