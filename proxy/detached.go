@@ -194,8 +194,7 @@ var crlf = []byte("\r\n")
 // maxChunkFrame is what the coding of a chunk of up to bigBuffer bytes adds to it, in bytes.
 const maxChunkFrame = len("7fff\r\n") + len("\r\n")
 
-// send sends the head, and p as a piece of the body, in one system call. One piece of memory is copied for that: a token is
-// short, and to gather it from four costs more.
+// send sends the head, and p as a piece of the body, in one system call. They are copied together for that: a token is short.
 func (d *detached) send(p []byte) {
 	if d.err != nil {
 		return
