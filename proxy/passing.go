@@ -37,20 +37,40 @@ func wholeEvents(b []byte) int {
 	}
 }
 
+// looking reports whether events of tokens are looked at only for whether they matter.
+func (s *stream) looking() bool { return s.held == nil && !s.first.IsZero() && !s.ex.perToken }
+
+// alike returns how much of b, from its beginning, is events that can go to the client as they are because they equal one
+// that could but for its text. Nearly every token of a stream with pauses is one such event and nothing else. It comes when
+// this code has long left the processor's caches, so that what counts is how few functions and how little memory this takes.
+func (s *stream) alike(b []byte) int {
+	if !s.looking() || !s.framer.Between() {
+		return 0
+	}
+	all := 0
+	for all < len(b) {
+		n := s.like.length(b[all:])
+		if n == 0 {
+			break
+		}
+		all += n
+	}
+	return all
+}
+
 // passes reports whether b can go to the client as it is.
 func (s *stream) passes(b []byte) bool {
-	if s.held != nil || s.first.IsZero() || s.ex.perToken || !s.framer.Whole(b) {
+	if !s.looking() || !s.framer.Whole(b) {
 		return false
 	}
 	learned := false
 	for len(b) > 0 {
-		// A line feed cannot be in JSON's strings, so the first one nearly always ends the event.
-		end := bytes.IndexByte(b, '\n') + 1
-		if end < len(b) && b[end] == '\n' && s.like.fits(b[:end]) {
-			b = b[end+1:]
+		if n := s.like.length(b); n > 0 {
+			b = b[n:]
 			continue
 		}
-		if end = bytes.Index(b, eventEnd) + len(eventEnd); end < len(eventEnd) {
+		end := bytes.Index(b, eventEnd) + len(eventEnd)
+		if end < len(eventEnd) {
 			end = len(b)
 		}
 		// In an event of several lines a value may stand in another line than its name.
@@ -69,11 +89,11 @@ func (s *stream) passes(b []byte) bool {
 // pattern is an event of which only its text may differ in the next ones: then nothing else matters in them either,
 // without a search for the members that would.
 type pattern struct {
-	bytes []byte // up to the quote that opens the text, then from the one that closes it
+	bytes []byte // up to the quote that opens the text, then from the one that closes it to the event's end
 	head  int
 }
 
-// learn takes ev, which is boring, for the pattern if it has a text.
+// learn takes ev, which is boring and ends in an empty line, for the pattern if it has a text.
 func (p *pattern) learn(ev []byte) {
 	for _, key := range texts {
 		at := bytes.Index(ev, key)
@@ -85,19 +105,25 @@ func (p *pattern) learn(ev []byte) {
 		if length < 0 || bytes.IndexByte(ev[at:at+length], '\\') >= 0 {
 			continue
 		}
-		first, _, _ := bytes.Cut(ev[at+length:], eventEnd)
-		p.bytes = append(append(p.bytes[:0], ev[:at]...), first...)
-		p.bytes = append(p.bytes, '\n')
+		p.bytes = append(append(p.bytes[:0], ev[:at]...), ev[at+length:]...)
 		p.head = at
 		return
 	}
 }
 
-// fits reports whether line, with the line feed, is the pattern with another text, which has no quote.
-func (p *pattern) fits(line []byte) bool {
-	n := len(line) - len(p.bytes)
-	return p.head > 0 && n >= 0 &&
-		bytes.Equal(line[:p.head], p.bytes[:p.head]) &&
-		bytes.Equal(line[p.head+n:], p.bytes[p.head:]) &&
-		bytes.IndexByte(line[p.head:p.head+n], '"') < 0
+// length returns the length of the event that b begins with, in bytes, if it is the pattern with another text, which has
+// no quote, and no line feed as JSON's strings have none. 0: it is not.
+func (p *pattern) length(b []byte) int {
+	if p.head == 0 || len(b) < len(p.bytes) || !bytes.Equal(b[:p.head], p.bytes[:p.head]) {
+		return 0
+	}
+	end := p.head
+	for end < len(b) && b[end] != '"' && b[end] >= ' ' { // a text is short
+		end++
+	}
+	rest := p.bytes[p.head:]
+	if !bytes.HasPrefix(b[end:], rest) {
+		return 0
+	}
+	return end + len(rest)
 }

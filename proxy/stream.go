@@ -126,9 +126,14 @@ func (s *stream) read(p []byte) int {
 	s.previous, s.now = s.now, time.Now()
 	b := p[:n+read]
 	if err == nil {
-		if whole := wholeEvents(b); whole > 0 {
+		same := s.alike(b)
+		whole := same
+		if same < len(b) {
+			whole = wholeEvents(b)
+		}
+		if whole > 0 {
 			s.tail = append(s.tail, b[whole:]...)
-			if b = b[:whole]; s.passes(b) {
+			if b = b[:whole]; same == whole || s.passes(b[same:]) {
 				s.tick()
 				s.out = nil // not needed for as long as this goes on
 				s.ex.complete = s.ex.complete || bytes.HasSuffix(b, lastEvent) && !s.ex.clientLeft()

@@ -119,8 +119,11 @@ func NewFramer(limit int) *Framer {
 // Whole reports whether p, if it were fed now, would be whole events with LF line ends, so that it can be
 // passed on without being fed. It may be false for such bytes too.
 func (f *Framer) Whole(p []byte) bool {
-	return f.Idle() && f.began && !f.crEnded && bytes.HasSuffix(p, []byte("\n\n")) && bytes.IndexByte(p, '\r') < 0
+	return f.Between() && bytes.HasSuffix(p, []byte("\n\n")) && bytes.IndexByte(p, '\r') < 0
 }
+
+// Between reports whether what is fed next begins an event, and not the stream.
+func (f *Framer) Between() bool { return f.Idle() && f.began && !f.crEnded }
 
 // Idle reports whether nothing that was fed is still to be returned.
 func (f *Framer) Idle() bool { return f.start == len(f.buf) && !f.long }
