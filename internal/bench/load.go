@@ -188,10 +188,15 @@ func (r *result) took(all []*stream) {
 		}
 	}
 	slices.Sort(delays)
-	slices.Sort(firsts)
 	if n := len(delays); n > 0 {
 		r.P50, r.P99, r.Max = float64(delays[n/2])/1e3, float64(delays[n*99/100])/1e3, float64(delays[n-1])/1e3
 	}
+	r.began(firsts)
+}
+
+// began fills in how many nanoseconds it took for answers to begin.
+func (r *result) began(firsts []int64) {
+	slices.Sort(firsts)
 	if n := len(firsts); n > 0 {
 		r.TTFT = float64(firsts[n/2]) / 1e3
 	}
@@ -225,12 +230,18 @@ func (j *job) sequence() (r result) {
 func (j *job) answers() (r result) {
 	var next, good, timings atomic.Int64
 	var mu sync.Mutex
+	var firsts []int64
 	var wg sync.WaitGroup
 	_, text := jsonAnswer(j.Shape.Bytes, j.Shape.Bare)
 	for range j.Conns {
 		wg.Go(func() {
 			c := client{job: j, request: j.request(j.Shape), text: text}
-			defer c.close()
+			defer func() {
+				c.close()
+				mu.Lock()
+				defer mu.Unlock()
+				firsts = append(firsts, c.firsts...)
+			}()
 			for next.Add(1) <= int64(j.Requests) {
 				body, err := c.do()
 				if err != nil {
@@ -250,6 +261,7 @@ func (j *job) answers() (r result) {
 	}
 	wg.Wait()
 	r.Events, r.Timings = int(good.Load()), int(timings.Load())
+	r.began(firsts)
 	return r
 }
 
@@ -260,7 +272,8 @@ type client struct {
 	conn    net.Conn
 	r       *bufio.Reader
 	buf     bytes.Buffer
-	text    int // that a body must at least have
+	text    int     // that a body must at least have
+	firsts  []int64 // nanoseconds from each request to the head of its answer
 }
 
 func (c *client) close() {
@@ -279,7 +292,8 @@ func (c *client) do() ([]byte, error) {
 		}
 		c.conn, c.r = conn, bufio.NewReaderSize(conn, 8<<10)
 	}
-	_ = c.conn.SetDeadline(time.Now().Add(c.job.patience()))
+	asked := time.Now()
+	_ = c.conn.SetDeadline(asked.Add(c.job.patience()))
 	if _, err := c.conn.Write(c.request); err != nil {
 		return nil, err
 	}
@@ -287,6 +301,7 @@ func (c *client) do() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.firsts = append(c.firsts, time.Since(asked).Nanoseconds())
 	c.buf.Reset()
 	if _, err := c.buf.ReadFrom(resp.Body); err != nil {
 		return nil, err

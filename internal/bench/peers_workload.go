@@ -7,17 +7,21 @@ import (
 
 // peerWorkloads returns what is measured with --peers: more kinds of load than [workloads] has, each shorter.
 func peerWorkloads(short bool) []workload {
-	firsts, paced, some, tokens, burst, small, big := 200, 400, 150, 100, 300_000, 10_000, 400
+	firsts, paced, some, tokens, burst, small, big := 200, 200, 150, 100, 300_000, 10_000, 400
 	streams := 1000
 	if short {
 		firsts, paced, some, tokens, burst, small, big, streams = 20, 40, 20, 5, 20_000, 500, 20, 200
 	}
 	const step = 50 * time.Millisecond
+	first := func(of string) figure {
+		return figure{title: "time to first " + of + ", median", unit: "µs", of: ttftOf, added: true}
+	}
 	delays := func(target float64) []figure {
 		return []figure{
 			{title: "delay p50", unit: "µs", of: p50Of, added: true, target: target},
 			{title: "delay p99", unit: "µs", of: p99Of, added: true},
 			{title: "delay max", unit: "µs", of: maxOf, added: true},
+			first("event"),
 		}
 	}
 	many := append([]figure{
@@ -29,6 +33,7 @@ func peerWorkloads(short bool) []workload {
 		return []figure{
 			{title: "answers per second", unit: "/s", of: rateOf, more: true, target: target},
 			{title: "CPU per answer", unit: "µs", of: cpuOf},
+			first("byte"),
 		}
 	}
 	return []workload{
@@ -38,7 +43,7 @@ func peerWorkloads(short bool) []workload {
 			job:    job{Requests: firsts, Shape: shape{Together: 1, Events: 1, Interval: time.Millisecond}},
 			slices: 1, slow: 4,
 			figures: []figure{
-				{title: "time to first event, median", unit: "µs", of: ttftOf, added: true},
+				first("event"),
 				{title: "CPU per stream", unit: "µs", of: cpuOf},
 			},
 		},
@@ -46,7 +51,7 @@ func peerWorkloads(short bool) []workload {
 			name:    "paced",
 			title:   fmt.Sprintf("1 stream, %d tokens, one every 5 ms", paced),
 			job:     job{Streams: 1, Shape: shape{Together: 1, Events: paced, Interval: 5 * time.Millisecond}},
-			slices:  3, // one process differs from the next by more than the proxies do
+			slices:  8, // one process differs from the next by more than the proxies do
 			slow:    1,
 			figures: append(delays(delayTarget), figure{title: "CPU per event", unit: "µs", of: cpuOf}),
 		},
@@ -56,8 +61,8 @@ func peerWorkloads(short bool) []workload {
 			job:    job{Streams: 64, Shape: shape{Together: 1, Events: some, Interval: 20 * time.Millisecond}},
 			slices: 1, slow: 5,
 			figures: append(delays(0),
-				figure{title: "time to first event, median", unit: "µs", of: ttftOf, added: true},
-				figure{title: "CPU per event", unit: "µs", of: cpuOf}),
+				figure{title: "CPU per event", unit: "µs", of: cpuOf},
+				figure{title: "memory per open stream", unit: "KiB", of: memoryOf}),
 		},
 		{
 			name:   "lockstep",
@@ -78,10 +83,10 @@ func peerWorkloads(short bool) []workload {
 			title:  fmt.Sprintf("1 stream, %d tokens without pause", burst),
 			job:    job{Streams: 1, Shape: shape{Together: 1, Events: burst}},
 			slices: 1, slow: 100,
-			figures: []figure{
+			figures: append([]figure{
 				{title: "CPU per event", unit: "µs", of: cpuOf, target: burstTarget},
 				{title: "events per second", unit: "/s", of: rateOf, more: true},
-			},
+			}, delays(0)...),
 		},
 		{
 			name:   "answers",
