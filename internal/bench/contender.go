@@ -210,8 +210,7 @@ func (b *bench) measure(ctx context.Context, c contender, j job) (result, error)
 	if c.mallocs != "" {
 		j.Mallocs = "http://" + j.Addr + c.mallocs
 	}
-	b.runs++
-	j.Shape.Run = fmt.Sprint(b.runs)
+	j.Shape.Run = fmt.Sprint(b.runs.Add(1))
 	j.Shape.Bare = c.bare
 	in, err := json.Marshal(j)
 	if err != nil {

@@ -6,6 +6,9 @@
 // after another, in an order that turns from repetition to repetition; what is judged is the median over the
 // repetitions of the ratio within one.
 //
+// With --together a job goes to all contenders at once. What differs from one process or one moment to the next is then
+// much less in the way of a difference between proxies; what a proxy costs alone is not to be seen so.
+//
 // With --peers other proxies and the sidecar's other sources are in it too. A contender is a chain of programs, each with
 // its workers: CPU time and memory are the sums. Samples in which something else used the machine are measured again,
 // and left out where there are quieter ones.

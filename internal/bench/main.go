@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"regexp"
 	"slices"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/vllm-timings/vllm-timings/internal/e2e/stack"
@@ -42,6 +43,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	flags.BoolVar(&o.short, "short", false, "about a minute: shows that everything works and nothing is lost; times are not judged")
 	flags.IntVar(&o.repetitions, "reps", 0, "repetitions (6; 1 with --short)")
 	flags.BoolVar(&o.peers, "peers", false, "beside other proxies too, and with each source; about 45 minutes")
+	flags.BoolVar(&o.together, "together", false, "give a job to all contenders at once, not one after another: shows small differences, as all have the same neighbours, but not what one costs alone")
 	among := flags.String("among", "", "regular expression for the contenders to compare")
 	only := flags.String("only", "", "regular expression for the workloads to run")
 	flags.StringVar(&o.profile, "profile", "", "folder for CPU and heap profiles of both proxies, a variant of the sidecar within this program among them")
@@ -57,8 +59,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "bench: --among:", err)
 		return 2
 	}
-	if o.peers && o.profile != "" {
-		fmt.Fprintln(stderr, "bench: --profile is not for --peers")
+	if o.peers && (o.profile != "" || o.together) {
+		fmt.Fprintln(stderr, "bench: --profile and --together are not for --peers")
 		return 2
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -99,6 +101,7 @@ func part(args []string, stderr io.Writer) (code int, ok bool) {
 type options struct {
 	short       bool
 	peers       bool
+	together    bool
 	among       *regexp.Regexp
 	repetitions int
 	only        *regexp.Regexp
@@ -110,7 +113,7 @@ type bench struct {
 	options
 	self     string // this program
 	upstream *process
-	runs     int
+	runs     atomic.Int64
 	again    int // how many more samples may be measured again
 	repeated int // were
 	progress io.Writer

@@ -3,8 +3,10 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -164,20 +166,15 @@ func (b *bench) repeat(ctx context.Context, w workload, list []contender) (measu
 			if (rep+slice)%2 == 1 {
 				slices.Reverse(order)
 			}
-			for _, c := range order {
-				j := w.job
-				if c.slow {
-					if rep+slice > 0 {
-						continue
-					}
-					j = w.lighter()
-				}
-				r, err := b.measureQuiet(ctx, c, j)
-				if err != nil {
-					return m, err
-				}
-				b.say(w.name, rep, c.name, &r)
-				got[c.name] = append(got[c.name], r)
+			if rep+slice > 0 {
+				order = slices.DeleteFunc(order, func(c contender) bool { return c.slow })
+			}
+			results, err := b.each(ctx, w, rep, order)
+			if err != nil {
+				return m, err
+			}
+			for i, c := range order {
+				got[c.name] = append(got[c.name], results[i])
 			}
 		}
 		for name, all := range got {
@@ -185,6 +182,30 @@ func (b *bench) repeat(ctx context.Context, w workload, list []contender) (measu
 		}
 	}
 	return m, nil
+}
+
+// each gives a workload to each of some contenders, one after another or all at once.
+func (b *bench) each(ctx context.Context, w workload, rep int, order []contender) ([]result, error) {
+	results, errs := make([]result, len(order)), make([]error, len(order))
+	var wg sync.WaitGroup
+	for i, c := range order {
+		j := w.job
+		if c.slow {
+			j = w.lighter()
+		}
+		one := func() {
+			if results[i], errs[i] = b.measureQuiet(ctx, c, j); errs[i] == nil {
+				b.say(w.name, rep, c.name, &results[i])
+			}
+		}
+		if b.together {
+			wg.Go(one)
+		} else if one(); errs[i] != nil {
+			break
+		}
+	}
+	wg.Wait()
+	return results, errors.Join(errs...)
 }
 
 // measureQuiet measures again where something else used the machine, and keeps the quietest sample. All that was lost
