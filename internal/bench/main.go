@@ -42,7 +42,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	var o options
 	flags.BoolVar(&o.short, "short", false, "about a minute: shows that everything works and nothing is lost; times are not judged")
 	flags.IntVar(&o.repetitions, "reps", 0, "repetitions (6; 1 with --short)")
-	flags.BoolVar(&o.peers, "peers", false, "beside other proxies too, and with each source; about 45 minutes")
+	flags.BoolVar(&o.peers, "peers", false, "beside other proxies too, and with each source; about 35 minutes")
 	flags.BoolVar(&o.together, "together", false, "give a job to all contenders at once, not one after another: shows small differences, as all have the same neighbours, but not what one costs alone")
 	among := flags.String("among", "", "regular expression for the contenders to compare")
 	only := flags.String("only", "", "regular expression for the workloads to run")
