@@ -92,11 +92,7 @@ func within(t testing.TB, limit time.Duration, what string, done func() bool) {
 // learned waits until the sidecar knows its upstream and has a baseline of its metrics.
 func (r *rig) learned() {
 	r.t.Helper()
-	eventually(r.t, "the sidecar knows its upstream", func() bool {
-		r.upstream.mu.Lock()
-		defer r.upstream.mu.Unlock()
-		return r.upstream.known
-	})
+	eventually(r.t, "the sidecar knows its upstream", r.upstream.isKnown)
 }
 
 // quiet waits until no request is under way and returns what the log holds by then.

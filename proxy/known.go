@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"strings"
 	"time"
 )
 
@@ -19,9 +18,9 @@ func (p *Proxy) AwaitUpstream(ctx context.Context) {
 	}
 }
 
-// isKnown reports whether it was said what vLLM is, which comes after the first reading of its metrics.
+// isKnown reports whether it is known what vLLM is and the first reading of its metrics was made.
 func (u *upstream) isKnown() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.known && strings.HasPrefix(u.said, "found ")
+	return u.based
 }

@@ -41,6 +41,7 @@ type upstream struct {
 
 	mu      sync.Mutex
 	known   bool
+	based   bool // and a first reading of its metrics was made, if they can be read
 	version string
 	learned time.Time
 	said    string // the last sentence that was logged
@@ -79,7 +80,7 @@ func (u *upstream) run(ctx context.Context) {
 // forget makes it learn again: vLLM restarted, or is not there.
 func (u *upstream) forget() {
 	u.mu.Lock()
-	u.known, u.version = false, ""
+	u.known, u.based, u.version = false, false, ""
 	u.judged, u.native, u.cached = false, false, false
 	u.mu.Unlock()
 	u.hurry()
@@ -140,6 +141,9 @@ func (u *upstream) learn(ctx context.Context) bool {
 		u.say("found "+name+": requests that finish alone get exact timings from its metrics, those that finish together estimated ones. "+advice(version),
 			"metrics", mode.String(), "reading_ms", float64(took.Microseconds())/1000)
 	}
+	u.mu.Lock()
+	u.based = u.known // or it was forgotten meanwhile
+	u.mu.Unlock()
 	return true
 }
 
