@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/vllm-timings/vllm-timings/internal/vllmsim"
@@ -124,5 +125,35 @@ func TestAsksLittle(t *testing.T) {
 	r.quietReadings()
 	if n := len(asked); n > 0 {
 		t.Errorf("%d requests while nobody asked for anything", n)
+	}
+}
+
+// A vLLM is known once the first reading of its metrics was made, at start and after it restarted: a request that comes
+// before has nothing to compare its own reading with.
+func TestKnownAfterFirstReading(t *testing.T) {
+	vllm := startEngine(t)
+	gates := []*gate{newGate(t), newGate(t)}
+	var learnt, pages atomic.Int32
+	up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/version":
+			learnt.Add(1)
+			pages.Store(0)
+		case strings.HasPrefix(r.URL.Path, "/metrics") && pages.Add(1) == 2: // the first asks only which page there is
+			gates[learnt.Load()-1].pass(r.Context())
+		}
+		vllm.ServeHTTP(w, r)
+	})
+	r := newRig(t, up.URL)
+	for i, g := range gates {
+		g.reached(t)
+		if r.upstream.isKnown() {
+			t.Errorf("known before a reading was made, the time %d", i)
+		}
+		g.open()
+		r.learned()
+		if i == 0 {
+			r.upstream.forget()
+		}
 	}
 }
