@@ -107,8 +107,8 @@ func (l *Ledger) resolve(calm bool) {
 				share := whole(w, members[0])
 				share.Estimated = share.Estimated || l.doubtful(members[0], w, calm)
 				l.give(members[0], w, share)
-				if !share.Estimated {
-					l.pace.learn(members[0], share)
+				if w.requests == 1 {
+					l.pace.learn(members[0], share) // be it doubtful
 				}
 				again = true
 			} else if sums(members) == (shape{w.left.Prompt, w.left.Generation}) {
@@ -302,7 +302,7 @@ func whole(w *window, f *Finished) Share {
 }
 
 // guess is the share of f in w when who else finished in it is unknown. A stream's own observation is nearer to the truth
-// than a window that may be another request's; an answer that came whole gets what others like it took.
+// than a window that may be another request's; an answer that came whole gets its part of the window.
 func (l *Ledger) guess(f *Finished, w *window) Share {
 	if w.left.Requests == 1 && f.agrees(w.left.Decode) {
 		s := whole(w, f)
@@ -314,13 +314,33 @@ func (l *Ledger) guess(f *Finished, w *window) Share {
 		s.Cached = Some(0)
 	}
 	if !f.Observed.Decode.Known {
-		s.Phases = l.pace.phases(f, s)
+		if s.Phases = l.average(f, w, s); w.unsure {
+			s.Phases = l.pace.phases(f, s)
+		}
 	}
 	if w.left.Requests > 1 && !w.unsure {
 		s.Prefill.Value = min(s.Prefill.Value, w.left.Prefill)
 		s.Decode.Value = min(s.Decode.Value, w.left.Decode)
 	}
 	return s
+}
+
+// average returns the phases that f took if all requests in w were as fast as it: a token of each took as long, and
+// their prefills as long as the line through earlier ones lets expect. Neither can be more than the time that f took.
+func (l *Ledger) average(f *Finished, w *window, share Share) Phases {
+	wall := f.Seen.Sub(f.Sent)
+	prefill := w.left.Prefill / time.Duration(w.left.Requests)
+	if w.left.Computed.Known {
+		if mean := l.pace.prefill(float64(w.left.Computed.Value) / float64(w.left.Requests)); mean > 0 {
+			prefill = time.Duration(float64(prefill) * l.pace.prefill(f.computed(share)) / mean)
+		}
+	}
+	prefill = min(max(0, prefill), wall)
+	var decode time.Duration
+	if n := w.left.Generation - w.left.Requests; n > 0 {
+		decode = time.Duration(float64(w.left.Decode) * float64(f.Completion-1) / float64(n))
+	}
+	return Phases{Some(prefill), Some(min(max(0, decode), wall-prefill))}
 }
 
 // agrees reports whether a decode time is about what was observed, if anything was.

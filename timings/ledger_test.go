@@ -73,6 +73,9 @@ func (h *hand) settle(f *Finished, want Share) {
 	if !ok {
 		h.t.Error("not found")
 	}
+	for _, d := range []*time.Duration{&got.Prefill.Value, &got.Decode.Value} {
+		*d = d.Round(time.Microsecond) // what is divided has fractions
+	}
 	if d := cmp.Diff(want, got); d != "" {
 		h.t.Error(d)
 	}
@@ -332,18 +335,65 @@ func TestLedger(t *testing.T) {
 			h.read(402)
 			h.settle(g, about(60, 201, Some(0), 2))
 		}},
-		{"an answer that came whole, beside a stranger's, gets what others like it took", func(h *hand) {
+		{"an answer that came whole, beside a stranger's, gets its part of their tokens", func(h *hand) {
+			h.read(0)
+			h.record(0, 100, 21, 0, 35, 205)
+			h.record(0, 77, 5, 0, 13, 35)
+			f := h.body(100, 21, 300, 560)
+			h.read(561)
+			h.verdict(f, Unclear)
+			h.settle(f, about(24, 200, Some(0), 2))
+		}},
+		{"the same, when it is known how prefills grow", func(h *hand) {
 			h.read(0)
 			h.record(0, 100, 11, 0, 30, 100)
-			f := h.body(100, 11, 50, 200) // 20 ms outside of the engine
+			f := h.body(100, 11, 50, 200)
 			h.read(201)
 			h.settle(f, exactly(30, 100, 0))
-			h.record(0, 100, 21, 0, 35, 205)
-			h.record(0, 77, 5, 0, 12, 40)
-			g := h.body(100, 21, 300, 560)
+			h.record(0, 300, 11, 0, 70, 100)
+			g := h.body(300, 11, 300, 500)
+			h.read(501)
+			h.settle(g, exactly(70, 100, 0))
+			h.record(0, 164, 21, 64, 35, 205) // 100 computed
+			h.record(0, 300, 5, 0, 85, 35)    // both together 1.2 times what they should take
+			i := h.body(164, 21, 600, 860)
+			i.Cached = Some(64)
+			h.read(861)
+			h.settle(i, about(36, 200, unknown, 2))
+		}},
+		{"the same, when the stranger's tokens took longer than all of the answer", func(h *hand) {
+			h.read(0)
+			h.record(0, 100, 21, 0, 10, 105)
+			h.record(0, 77, 5, 0, 14, 135)
+			f := h.body(100, 21, 430, 560)
 			h.read(561)
-			h.verdict(g, Unclear)
-			h.settle(g, about(30, 210, Some(0), 2))
+			h.settle(f, about(12, 118, Some(0), 2))
+		}},
+		{"the same, of one token", func(h *hand) {
+			h.read(0)
+			h.record(0, 100, 1, 0, 10, 0)
+			h.record(0, 77, 1, 0, 14, 0)
+			f := h.body(100, 1, 500, 560)
+			h.read(561)
+			h.settle(f, about(12, 0, Some(0), 2))
+		}},
+		{"the same, learnt from one that may have been another's", func(h *hand) {
+			h.read(0)
+			h.record(0, 50, 5, 0, 20, 40)
+			h.read(100) // a stranger's
+			h.record(0, 50, 5, 0, 20, 40)
+			f := h.body(50, 5, 150, 230)
+			h.read(231)
+			h.settle(f, about(20, 40, Some(0), 1))
+			h.record(0, 250, 5, 0, 60, 40)
+			g := h.body(250, 5, 300, 420)
+			h.read(421)
+			h.settle(g, exactly(60, 40, 0))
+			h.record(0, 50, 5, 0, 30, 40)
+			h.record(0, 250, 5, 0, 50, 40)
+			i := h.body(50, 5, 500, 640)
+			h.read(641)
+			h.settle(i, about(20, 40, Some(0), 2))
 		}},
 		{"a stream and an answer that came whole", func(h *hand) {
 			h.read(0)
