@@ -100,18 +100,16 @@ func (l *Ledger) resolve(calm bool) {
 		only := l.only()
 		for _, w := range l.windows {
 			members := only[w]
-			if len(members) == 0 || len(members) != w.left.Requests {
+			if len(members) != w.Requests {
 				continue
 			}
 			if len(members) == 1 {
-				share := whole(w, members[0])
-				share.Estimated = share.Estimated || l.doubtful(members[0], w, calm)
+				share := whole(w)
+				share.Estimated = l.doubtful(members[0], w, calm)
 				l.give(members[0], w, share)
-				if w.requests == 1 {
-					l.pace.learn(members[0], share) // be it doubtful
-				}
+				l.pace.learn(members[0], share)
 				again = true
-			} else if sums(members) == (shape{w.left.Prompt, w.left.Generation}) {
+			} else if sums(members) == (shape{w.Prompt, w.Generation}) {
 				l.divide(w, members)
 				again = true
 			}
@@ -153,11 +151,11 @@ func (l *Ledger) doubtful(f *Finished, w *window, calm bool) bool {
 	}
 	strangers := l.Strangers(f.Seen)
 	for _, other := range l.windows {
-		if other == w || other.left.Requests <= 0 {
+		if other == w || other.taken {
 			continue
 		}
 		strangers = true
-		if other.left.Prompt == f.Prompt && other.left.Generation == f.Completion {
+		if other.Prompt == f.Prompt && other.Generation == f.Completion {
 			return true
 		}
 	}
@@ -209,30 +207,27 @@ func (l *Ledger) search(f *Finished, most int, fits func(*window) bool) []*windo
 	return found
 }
 
-// fits reports whether f may be one of the requests left in w.
+// fits reports whether f may be one of the requests in w.
 func (f *Finished) fits(w *window) bool {
-	left := &w.left
 	switch {
-	case left.Requests < 1:
+	case w.taken:
 		return false
-	case left.Requests > 1: // the others have a prompt token each at least
-		return left.Prompt-f.Prompt >= left.Requests-1 && left.Generation >= f.Completion
-	case left.Prompt != f.Prompt || left.Generation != f.Completion:
+	case w.Requests > 1: // the others have a prompt token each at least
+		return w.Prompt-f.Prompt >= w.Requests-1 && w.Generation >= f.Completion
+	case w.Prompt != f.Prompt || w.Generation != f.Completion:
 		return false
-	case w.unsure || w.requests > 1:
-		return true
 	}
-	if left.Computed.Known && f.Cached.Known && left.Prompt-left.Computed.Value != f.Cached.Value {
+	if w.Computed.Known && f.Cached.Known && w.Prompt-w.Computed.Value != f.Cached.Value {
 		return false
 	}
 	// The engine's phases lie within the time that this process saw, and the time between the events that it saw within
 	// the decode phase, give or take how late this process noted them.
 	wall := f.Seen.Sub(f.Sent)
-	if left.Prefill+left.Decode > wall+slack {
+	if w.Prefill+w.Decode > wall+slack {
 		return false
 	}
 	seen := f.Observed.Decode
-	return !seen.Known || seen.Value-left.Decode <= max(slack, seen.Value/5)
+	return !seen.Known || seen.Value-w.Decode <= max(slack, seen.Value/5)
 }
 
 // earliest returns the time before which f was not recorded by vLLM. However late things are noted, a reading that was there
@@ -252,18 +247,7 @@ func (f *Finished) earliest() time.Time {
 func (l *Ledger) give(f *Finished, w *window, share Share) {
 	l.complete(f, w, &share)
 	f.share, f.resolved = share, true
-	w.left.Requests--
-	w.left.Prompt -= f.Prompt
-	w.left.Generation -= f.Completion
-	w.left.Prefill -= share.Prefill.Value
-	w.left.Decode -= share.Decode.Value
-	w.unsure = w.unsure || !share.Prefill.Known || !share.Decode.Known
-	switch cached := firstKnown(f.Cached, share.Cached); {
-	case cached.Known:
-		w.left.Computed.Value -= f.Prompt - cached.Value
-	default:
-		w.left.Computed.Known = false
-	}
+	w.taken = true
 	if f.notify != nil {
 		f.notify()
 	}
@@ -271,7 +255,7 @@ func (l *Ledger) give(f *Finished, w *window, share Share) {
 
 // complete adds to a share of w what does not come from it.
 func (l *Ledger) complete(f *Finished, w *window, share *Share) {
-	share.Requests = w.requests
+	share.Requests = w.Requests
 	if !share.Draft.Known {
 		share.Draft = l.draft(f)
 	}
@@ -287,16 +271,11 @@ func firstKnown[T any](a, b Opt[T]) Opt[T] {
 	return b
 }
 
-// whole is the share of the last request that is left in w.
-func whole(w *window, f *Finished) Share {
-	s := Share{Estimated: w.requests > 1}
-	if w.unsure {
-		s.Phases = f.Observed
-	} else {
-		s.Phases = Phases{Some(max(0, w.left.Prefill)), Some(max(0, w.left.Decode))}
-	}
-	if w.left.Computed.Known {
-		s.Cached = Some(w.left.Prompt - w.left.Computed.Value)
+// whole is the share of the only request in w.
+func whole(w *window) Share {
+	s := Share{Phases: Phases{Some(w.Prefill), Some(w.Decode)}}
+	if w.Computed.Known {
+		s.Cached = Some(w.Prompt - w.Computed.Value)
 	}
 	return s
 }
@@ -304,8 +283,8 @@ func whole(w *window, f *Finished) Share {
 // guess is the share of f in w when who else finished in it is unknown. A stream's own observation is nearer to the truth
 // than a window that may be another request's; an answer that came whole gets its part of the window.
 func (l *Ledger) guess(f *Finished, w *window) Share {
-	if w.left.Requests == 1 && f.agrees(w.left.Decode) {
-		s := whole(w, f)
+	if w.Requests == 1 && f.agrees(w.Decode) {
+		s := whole(w)
 		s.Estimated = true
 		return s
 	}
@@ -314,13 +293,11 @@ func (l *Ledger) guess(f *Finished, w *window) Share {
 		s.Cached = Some(0)
 	}
 	if !f.Observed.Decode.Known {
-		if s.Phases = l.average(f, w, s); w.unsure {
-			s.Phases = l.pace.phases(f, s)
-		}
+		s.Phases = l.average(f, w, s)
 	}
-	if w.left.Requests > 1 && !w.unsure {
-		s.Prefill.Value = min(s.Prefill.Value, w.left.Prefill)
-		s.Decode.Value = min(s.Decode.Value, w.left.Decode)
+	if w.Requests > 1 {
+		s.Prefill.Value = min(s.Prefill.Value, w.Prefill)
+		s.Decode.Value = min(s.Decode.Value, w.Decode)
 	}
 	return s
 }
@@ -329,16 +306,16 @@ func (l *Ledger) guess(f *Finished, w *window) Share {
 // their prefills as long as the line through earlier ones lets expect. Neither can be more than the time that f took.
 func (l *Ledger) average(f *Finished, w *window, share Share) Phases {
 	wall := f.Seen.Sub(f.Sent)
-	prefill := w.left.Prefill / time.Duration(w.left.Requests)
-	if w.left.Computed.Known {
-		if mean := l.pace.prefill(float64(w.left.Computed.Value) / float64(w.left.Requests)); mean > 0 {
+	prefill := w.Prefill / time.Duration(w.Requests)
+	if w.Computed.Known {
+		if mean := l.pace.prefill(float64(w.Computed.Value) / float64(w.Requests)); mean > 0 {
 			prefill = time.Duration(float64(prefill) * l.pace.prefill(f.computed(share)) / mean)
 		}
 	}
 	prefill = min(max(0, prefill), wall)
 	var decode time.Duration
-	if n := w.left.Generation - w.left.Requests; n > 0 {
-		decode = time.Duration(float64(w.left.Decode) * float64(f.Completion-1) / float64(n))
+	if n := w.Generation - w.Requests; n > 0 {
+		decode = time.Duration(float64(w.Decode) * float64(f.Completion-1) / float64(n))
 	}
 	return Phases{Some(prefill), Some(min(max(0, decode), wall-prefill))}
 }
@@ -349,9 +326,9 @@ func (f *Finished) agrees(decode time.Duration) bool {
 	return !seen.Known || (seen.Value-decode).Abs() <= 10*time.Millisecond+seen.Value/20
 }
 
-// nothingCached reports whether no request left in w took prompt tokens from the cache.
+// nothingCached reports whether no request in w took prompt tokens from the cache.
 func nothingCached(w *window) bool {
-	return w.left.Computed.Known && w.left.Computed.Value == w.left.Prompt
+	return w.Computed.Known && w.Computed.Value == w.Prompt
 }
 
 // nearest returns the window that f most likely finished in: among those of one request the one whose decode time is
@@ -361,8 +338,8 @@ func (f *Finished) nearest(ws []*window) *window {
 	bestOff := math.Inf(1)
 	for _, w := range ws {
 		off := math.MaxFloat64
-		if w.left.Requests == 1 && f.Observed.Decode.Known {
-			off = math.Abs((w.left.Decode - f.Observed.Decode.Value).Seconds())
+		if w.Requests == 1 && f.Observed.Decode.Known {
+			off = math.Abs((w.Decode - f.Observed.Decode.Value).Seconds())
 		}
 		if off <= bestOff {
 			best, bestOff = w, off

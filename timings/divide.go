@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// divide shares out what is left in w among all the requests that finished in it.
+// divide shares out w among all the requests that finished in it.
 //
 // The sums are the engine's; how they divide is estimated. A stream's decode time is taken as it was observed, and the
 // prefill sum is divided in proportion to the prefill times that the events let expect, or for answers that came whole
@@ -21,28 +21,20 @@ func (l *Ledger) divide(w *window, group []*Finished) {
 		}
 	}
 	l.cachedRest(w, group, shares)
-	if !w.unsure {
-		prefill := l.dividePrefill(w.left.Prefill, group, shares)
-		decode := divideDecode(w.left, group, prefill)
-		for i := range group {
-			shares[i].Phases = Phases{prefill[i], decode[i]}
-		}
-	} else {
-		for i, f := range group {
-			shares[i].Phases = f.Observed
-		}
-	}
+	prefill := l.dividePrefill(w.Prefill, group, shares)
+	decode := divideDecode(w.Decode, group, prefill)
 	for i, f := range group {
+		shares[i].Phases = Phases{prefill[i], decode[i]}
 		l.give(f, w, shares[i])
 	}
 }
 
 // cachedRest gives the cached tokens of the one request whose usage does not tell them.
 func (l *Ledger) cachedRest(w *window, group []*Finished, shares []Share) {
-	if !w.left.Computed.Known {
+	if !w.Computed.Known {
 		return
 	}
-	rest, unknown := w.left.Prompt-w.left.Computed.Value, -1
+	rest, unknown := w.Prompt-w.Computed.Value, -1
 	for i, f := range group {
 		switch {
 		case f.Cached.Known:
@@ -127,9 +119,9 @@ func choose(sum time.Duration, group []*Finished) []time.Duration {
 
 // divideDecode gives streams what was observed, where there are only streams corrected by the sum, and the others the rest. Where their times say nothing, as they took much
 // longer than the engine did, they get it in proportion to their tokens, and lose their part of the prefill sum.
-func divideDecode(left Totals, group []*Finished, prefill []Opt[time.Duration]) []Opt[time.Duration] {
+func divideDecode(sum time.Duration, group []*Finished, prefill []Opt[time.Duration]) []Opt[time.Duration] {
 	out := make([]Opt[time.Duration], len(group))
-	rest, n, steps := left.Decode, 0, 0
+	rest, n, steps := sum, 0, 0
 	var before time.Duration // all that was not decode, of those that came whole
 	for i, f := range group {
 		if f.Observed.Decode.Known {

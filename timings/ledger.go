@@ -91,13 +91,12 @@ const (
 	historyLen = 256
 )
 
-// window is what finished in one series between two readings, less what has been attributed.
+// window is what finished in one series between two readings. It is attributed to all its requests at once.
 type window struct {
-	began    time.Time // of the first reading
-	ended    time.Time // of the second
-	requests int       // that finished in it
-	left     Totals
-	unsure   bool // a request was attributed whose durations are unknown, so those left are too
+	Totals
+	began time.Time // of the first reading
+	ended time.Time // of the second
+	taken bool      // it is attributed
 }
 
 // base is where a series' next window begins.
@@ -148,7 +147,7 @@ func (l *Ledger) Observe(r Reading) Change {
 			if before.Requests == 0 {
 				d.Computed = s.Computed
 			}
-			l.windows = append(l.windows, &window{began: before.began, ended: r.Ended, requests: d.Requests, left: d})
+			l.windows = append(l.windows, &window{Totals: d, began: before.began, ended: r.Ended})
 		}
 		l.bases[s.Key] = base{s.Totals, r.Began}
 	}
@@ -187,14 +186,14 @@ func (l *Ledger) tornBefore(key string) bool {
 func (l *Ledger) forget(now time.Time) {
 	old := func(t time.Time) bool { return now.Sub(t) > lookBack+2*slack }
 	l.windows = slices.DeleteFunc(l.windows, func(w *window) bool {
-		if w.left.Requests > 0 && old(w.ended) {
+		if !w.taken && old(w.ended) {
 			l.foreign = now
-			if w.left.Requests == 1 {
-				l.shapes.seen(shape{w.left.Prompt, w.left.Generation}, now)
+			if w.Requests == 1 {
+				l.shapes.seen(shape{w.Prompt, w.Generation}, now)
 			}
 			return true
 		}
-		return w.left.Requests <= 0
+		return w.taken
 	})
 	// Who was settled by a guess stays until the events of all that may share its window must have come.
 	l.pending = slices.DeleteFunc(l.pending, func(f *Finished) bool {

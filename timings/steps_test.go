@@ -97,19 +97,6 @@ func TestPace(t *testing.T) {
 	}
 	want("few tokens", p.prefill(50), 0.010)
 	want("many tokens", p.prefill(1000), 0.105)
-	body := &Finished{Usage: Usage{Prompt: 100}, Sent: epoch, Seen: epoch.Add(time.Second)}
-	if got := p.phases(body, Share{}); got != (Phases{}) {
-		t.Errorf("no other answer came whole, yet: %+v", got)
-	}
-	p.learn(body, Share{Phases: phases(15*ms, 965*ms)}) // 20 ms outside
-	body.Seen = epoch.Add(500 * ms)
-	got := p.phases(body, Share{})
-	want("prefill of one that came whole", got.Prefill.Value.Seconds(), 0.015)
-	want("decode of one that came whole", got.Decode.Value.Seconds(), 0.465)
-	body.Seen = epoch.Add(30 * ms)
-	if got := p.phases(body, Share{}); got != (Phases{}) {
-		t.Errorf("it took no longer than what is outside, yet: %+v", got)
-	}
 	for range 400 { // another model
 		learn(100, 200*ms)
 		learn(200, 100*ms)
