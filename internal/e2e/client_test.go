@@ -53,13 +53,9 @@ func trySend(t *testing.T, base string, r request) (answer, error) {
 	return answer{status: resp.StatusCode, header: resp.Header, body: body}, nil
 }
 
-func (a answer) streamed() bool {
-	return strings.HasPrefix(a.header.Get("Content-Type"), "text/event-stream")
-}
-
 // documents returns the JSON documents of an answer: its events' data, or the body alone.
 func (a answer) documents() [][]byte {
-	if !a.streamed() {
+	if !strings.HasPrefix(a.header.Get("Content-Type"), "text/event-stream") {
 		return [][]byte{a.body}
 	}
 	var docs [][]byte

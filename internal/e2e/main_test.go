@@ -225,7 +225,7 @@ func startSidecar(t *testing.T, upstream string, flags ...string) *stack.Sidecar
 	t.Cleanup(func() {
 		s.Stop()
 		if t.Failed() {
-			t.Logf("the sidecar's log:\n%s", s.Tail(6000))
+			t.Logf("the sidecar's log:\n%s", s.Tail(20000))
 		}
 	})
 	return s
