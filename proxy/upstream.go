@@ -41,7 +41,7 @@ type upstream struct {
 
 	mu      sync.Mutex
 	known   bool
-	based   bool // and a first reading of its metrics was made, if they can be read
+	based   bool // and a first reading of its metrics was made, or at least tried
 	version string
 	learned time.Time
 	said    string // the last sentence that was logged

@@ -23,6 +23,9 @@ func (c *tally) add(t *testing.T, j *job, share Share, ok bool) {
 		return
 	}
 	f := FromShare(j.Usage, share)
+	if err := absurd(j, f.Phases); err != nil {
+		t.Error(err)
+	}
 	off := func(d Opt[time.Duration], truth time.Duration) float64 {
 		return math.Abs((d.Value - truth).Seconds())
 	}
@@ -48,6 +51,19 @@ func (c *tally) add(t *testing.T, j *job, share Share, ok bool) {
 	}
 	c.prefill = append(c.prefill, relative(f.Prefill, j.prefill))
 	c.decode = append(c.decode, relative(f.Decode, j.decode))
+}
+
+// absurd says what nobody would believe of phases, be they estimates.
+func absurd(j *job, p Phases) error {
+	took := j.Seen.Sub(j.Sent)
+	switch {
+	case p.Prefill.Value < 0 || p.Decode.Value < 0:
+	case p.Decode.Known && p.Decode.Value == 0 && j.completion > 1:
+	case !j.stream && p.Prefill.Value+p.Decode.Value > took+slack:
+	default:
+		return nil
+	}
+	return fmt.Errorf("stream %v of %d tokens in %v: prefill %v, decode %v, truth %v and %v", j.stream, j.completion, took, p.Prefill, p.Decode, j.prefill, j.decode)
 }
 
 func percent(n, of int) float64 { return 100 * float64(n) / float64(max(1, of)) }
@@ -106,6 +122,8 @@ func loads() []load {
 				load{name: fmt.Sprintf("%d+%d same, running known", clients, direct), clients: clients, direct: direct, requests: 200, min: 30, max: 30, same: true, running: true},
 				load{name: fmt.Sprintf("%d+%d tiny same", clients, direct), clients: clients, direct: direct, requests: 300, min: 3, max: 3, same: true, late: 0.03},
 				load{name: fmt.Sprintf("%d+%d no computed", clients, direct), clients: clients, direct: direct, requests: 150, min: 4, max: 60, noComputed: true},
+				load{name: fmt.Sprintf("%d+%d whole, no computed", clients, direct), clients: clients, direct: direct, requests: 150, min: 1, max: 60, whole: 1, noComputed: true, usageHasCached: true},
+				load{name: fmt.Sprintf("%d+%d whole, few tokens", clients, direct), clients: clients, direct: direct, requests: 200, min: 1, max: 3, whole: 1, late: 0.03, running: true},
 			)
 		}
 	}

@@ -17,7 +17,7 @@ type Finished struct {
 	Alone     bool            // no other request of this process was in flight between Sent and Seen
 
 	share    Share
-	resolved bool // its share is taken out of its window
+	resolved bool // its window is attributed
 	settled  bool // nobody waits for it any more
 	twin     bool // another request had the same numbers of tokens, and not long ago
 	notify   func()
@@ -69,8 +69,8 @@ func (l *Ledger) Look(f *Finished) (Share, Verdict) {
 // Settle ends the search for f and returns its share: the attributed one, or an estimate from a window that it must be in.
 // It is false where no window can hold it.
 //
-// A guess takes nothing out of a window, or the request that was really in it would be looked for in the wrong one: f
-// stays on the books until later readings and requests tell where it belongs.
+// A guess attributes no window, or the request that was really in it would be looked for in the wrong one: f stays on
+// the books until later readings and requests tell where it belongs.
 func (l *Ledger) Settle(f *Finished) (Share, bool) {
 	if f.settled {
 		return f.share, f.resolved
@@ -188,10 +188,7 @@ func (m *shapes) seen(s shape, at time.Time) bool {
 }
 
 // candidates returns the windows that f may have finished in, at most so many.
-func (l *Ledger) candidates(f *Finished, most int) []*window { return l.search(f, most, f.fits) }
-
-// search returns those windows of f's time that fit, at most so many.
-func (l *Ledger) search(f *Finished, most int, fits func(*window) bool) []*window {
+func (l *Ledger) candidates(f *Finished, most int) []*window {
 	var found []*window
 	earliest, latest := f.earliest(), f.Seen.Add(maxLate)
 	// Windows stand in the order of their ends.
@@ -200,7 +197,7 @@ func (l *Ledger) search(f *Finished, most int, fits func(*window) bool) []*windo
 		if len(found) == most {
 			break
 		}
-		if fits(w) && !w.began.After(latest) {
+		if f.fits(w) && !w.began.After(latest) {
 			found = append(found, w)
 		}
 	}
@@ -281,7 +278,7 @@ func whole(w *window) Share {
 }
 
 // guess is the share of f in w when who else finished in it is unknown. A stream's own observation is nearer to the truth
-// than a window that may be another request's; an answer that came whole gets its part of the window.
+// than a window that may be another request's; what nobody observed is f's part of the window.
 func (l *Ledger) guess(f *Finished, w *window) Share {
 	if w.Requests == 1 && f.agrees(w.Decode) {
 		s := whole(w)
@@ -292,32 +289,64 @@ func (l *Ledger) guess(f *Finished, w *window) Share {
 	if nothingCached(w) {
 		s.Cached = Some(0)
 	}
-	if !f.Observed.Decode.Known {
-		s.Phases = l.average(f, w, s)
-	}
 	if w.Requests > 1 {
 		s.Prefill.Value = min(s.Prefill.Value, w.Prefill)
 		s.Decode.Value = min(s.Decode.Value, w.Decode)
 	}
+	s.Phases = s.or(l.part(f, w, s))
 	return s
 }
 
-// average returns the phases that f took if all requests in w were as fast as it: a token of each took as long, and
-// their prefills as long as the line through earlier ones lets expect. Neither can be more than the time that f took.
-func (l *Ledger) average(f *Finished, w *window, share Share) Phases {
-	wall := f.Seen.Sub(f.Sent)
-	prefill := w.Prefill / time.Duration(w.Requests)
-	if w.Computed.Known {
-		if mean := l.pace.prefill(float64(w.Computed.Value) / float64(w.Requests)); mean > 0 {
-			prefill = time.Duration(float64(prefill) * l.pace.prefill(f.computed(share)) / mean)
+// or returns p, and of q what p lacks.
+func (p Phases) or(q Phases) Phases {
+	return Phases{firstKnown(p.Prefill, q.Prefill), firstKnown(p.Decode, q.Decode)}
+}
+
+// part returns the phases of f in w if each of its tokens took as long as the others' in w, and its prefill its part of
+// theirs. Both together are no longer than f took.
+func (l *Ledger) part(f *Finished, w *window, share Share) Phases {
+	p := Phases{Prefill: Some(l.prefillPart(f, w, share))}
+	if tokens := w.Generation - w.Requests; tokens > 0 {
+		p.Decode = Some(min(w.Decode, time.Duration(float64(w.Decode)*float64(f.Completion-1)/float64(tokens))))
+	}
+	if took, both := f.Seen.Sub(f.Sent), p.Prefill.Value+p.Decode.Value; both > took {
+		for _, d := range []*time.Duration{&p.Prefill.Value, &p.Decode.Value} {
+			*d = time.Duration(float64(*d) * float64(took) / float64(both))
 		}
 	}
-	prefill = min(max(0, prefill), wall)
-	var decode time.Duration
-	if n := w.Generation - w.Requests; n > 0 {
-		decode = time.Duration(float64(w.Decode) * float64(f.Completion-1) / float64(n))
+	return Plausible(f.Usage, p)
+}
+
+const (
+	// maxPrefillScale bounds how many times what earlier ones let expect a prefill may have taken because all of its window
+	// did: more than that are others with prompts for which the line does not hold.
+	maxPrefillScale = 4
+	// prefillBase is how many tokens' time a prefill takes besides that of its tokens, before anything was learnt.
+	prefillBase = 100
+)
+
+// prefillPart divides the prefills of w between f and the others, of whom the mean is known, as earlier ones let expect.
+func (l *Ledger) prefillPart(f *Finished, w *window, share Share) time.Duration {
+	own, rest := f.computed(share), float64(w.Prompt-f.Prompt)
+	if w.Computed.Known {
+		all := float64(w.Computed.Value)
+		if !f.Cached.Known && !share.Cached.Known {
+			own = all * float64(f.Prompt) / float64(w.Prompt)
+		}
+		own = min(own, all)
+		rest = all - own
 	}
-	return Phases{Some(prefill), Some(min(max(0, decode), wall-prefill))}
+	others := float64(w.Requests - 1)
+	if others == 0 {
+		return w.Prefill
+	}
+	if l.pace.n == 0 {
+		own, rest = own+prefillBase, rest+others*prefillBase
+		return time.Duration(float64(w.Prefill) * own / (own + rest))
+	}
+	expected := l.pace.prefill(own)
+	scale := w.Prefill.Seconds() / (expected + others*l.pace.prefill(rest/others))
+	return min(w.Prefill, time.Duration(expected*min(scale, maxPrefillScale)*float64(time.Second)))
 }
 
 // agrees reports whether a decode time is about what was observed, if anything was.

@@ -24,7 +24,7 @@ func (l *Ledger) divide(w *window, group []*Finished) {
 	prefill := l.dividePrefill(w.Prefill, group, shares)
 	decode := divideDecode(w.Decode, group, prefill)
 	for i, f := range group {
-		shares[i].Phases = Phases{prefill[i], decode[i]}
+		shares[i].Phases = Phases{prefill[i], decode[i]}.or(l.part(f, w, shares[i]))
 		l.give(f, w, shares[i])
 	}
 }
@@ -117,8 +117,10 @@ func choose(sum time.Duration, group []*Finished) []time.Duration {
 	}
 }
 
-// divideDecode gives streams what was observed, where there are only streams corrected by the sum, and the others the rest. Where their times say nothing, as they took much
-// longer than the engine did, they get it in proportion to their tokens, and lose their part of the prefill sum.
+// divideDecode gives streams what was observed, corrected by the sum where there are only streams, and the others the
+// rest: what each one's prefill leaves of the time that it took, less the time outside of both phases. Where that time is
+// not about the same for all, as one waited long, they get the rest in proportion to their tokens, and their part of the
+// prefill sum, which is by those times too, is taken back. What cannot be said so is left unknown.
 func divideDecode(sum time.Duration, group []*Finished, prefill []Opt[time.Duration]) []Opt[time.Duration] {
 	out := make([]Opt[time.Duration], len(group))
 	rest, n, steps := sum, 0, 0

@@ -56,8 +56,22 @@ func (h *hand) stream(prompt, completion, prefill, decode, seen int) *Finished {
 // body adds a request whose answer came whole.
 func (h *hand) body(prompt, completion, sent, seen int) *Finished {
 	f := &Finished{Usage: Usage{Prompt: prompt, Completion: completion}, Sent: at(sent), NotBefore: at(sent), Seen: at(seen)}
+	f.Observed = Plausible(f.Usage, Phases{})
 	h.ledger.Add(f, nil)
 	return f
+}
+
+// grows makes known how prefills grow: by two requests, alone, with so many tokens and ms.
+func (h *hand) grows(prompt, prefill, longer, took int) {
+	h.t.Helper()
+	h.record(0, prompt, 11, 0, prefill, 100)
+	f := h.body(prompt, 11, 50, 200)
+	h.read(201)
+	h.settle(f, exactly(prefill, 100, 0))
+	h.record(0, longer, 11, 0, took, 100)
+	g := h.body(longer, 11, 300, 1300)
+	h.read(1301)
+	h.settle(g, exactly(took, 100, 0))
 }
 
 func (h *hand) verdict(f *Finished, want Verdict) {
@@ -73,8 +87,8 @@ func (h *hand) settle(f *Finished, want Share) {
 	if !ok {
 		h.t.Error("not found")
 	}
-	for _, d := range []*time.Duration{&got.Prefill.Value, &got.Decode.Value} {
-		*d = d.Round(time.Microsecond) // what is divided has fractions
+	if got.Estimated { // what is divided has fractions
+		got.Prefill.Value, got.Decode.Value = got.Prefill.Value.Round(time.Microsecond), got.Decode.Value.Round(time.Microsecond)
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		h.t.Error(d)
@@ -222,10 +236,8 @@ func TestLedger(t *testing.T) {
 			h.record(0, 100, 21, 0, 30, 200)
 			f, g := h.body(100, 11, -5000, 301), h.body(100, 21, 70, 301)
 			h.read(302)
-			f1, g1 := about(0, 100, Some(0), 2), about(0, 200, Some(0), 2)
-			f1.Prefill, g1.Prefill = Opt[time.Duration]{}, Opt[time.Duration]{}
-			h.settle(f, f1)
-			h.settle(g, g1)
+			h.settle(f, about(30, 100, Some(0), 2))
+			h.settle(g, about(30, 200, Some(0), 2))
 		}},
 		{"a direct client's request in the window", func(h *hand) {
 			h.read(0)
@@ -338,44 +350,90 @@ func TestLedger(t *testing.T) {
 		{"an answer that came whole, beside a stranger's, gets its part of their tokens", func(h *hand) {
 			h.read(0)
 			h.record(0, 100, 21, 0, 35, 205)
-			h.record(0, 77, 5, 0, 13, 35)
+			h.record(0, 300, 5, 0, 55, 35)
 			f := h.body(100, 21, 300, 560)
 			h.read(561)
 			h.verdict(f, Unclear)
-			h.settle(f, about(24, 200, Some(0), 2))
+			h.settle(f, about(30, 200, Some(0), 2))
 		}},
 		{"the same, when it is known how prefills grow", func(h *hand) {
 			h.read(0)
-			h.record(0, 100, 11, 0, 30, 100)
-			f := h.body(100, 11, 50, 200)
-			h.read(201)
-			h.settle(f, exactly(30, 100, 0))
-			h.record(0, 300, 11, 0, 70, 100)
-			g := h.body(300, 11, 300, 500)
-			h.read(501)
-			h.settle(g, exactly(70, 100, 0))
+			h.grows(100, 30, 300, 70)
 			h.record(0, 164, 21, 64, 35, 205) // 100 computed
 			h.record(0, 300, 5, 0, 85, 35)    // both together 1.2 times what they should take
-			i := h.body(164, 21, 600, 860)
+			i := h.body(164, 21, 1400, 1660)
 			i.Cached = Some(64)
-			h.read(861)
+			h.read(1661)
 			h.settle(i, about(36, 200, unknown, 2))
 		}},
-		{"the same, when the stranger's tokens took longer than all of the answer", func(h *hand) {
+		{"the same, with cached tokens that are not told", func(h *hand) {
+			h.read(0)
+			h.grows(100, 30, 4000, 810)
+			h.record(0, 4000, 21, 3900, 25, 560)
+			h.record(0, 4000, 5, 3900, 15, 112)
+			i := h.body(4000, 21, 1400, 2000)
+			h.read(2001)
+			h.settle(i, about(20, 560, unknown, 2)) // 30 of 60 ms that 100 tokens of each should take, and took 40
+		}},
+		{"the same, of a vLLM that does not count computed tokens", func(h *hand) {
+			h.read(0)
+			h.grows(100, 30, 4000, 810)
+			h.series[0].Computed = unknown
+			h.record(0, 100, 21, 0, 30, 200)
+			h.record(0, 4000, 5, 0, 810, 40)
+			i := h.body(100, 21, 1400, 1640)
+			i.Cached = Some(0)
+			h.read(1641)
+			h.settle(i, about(30, 200, unknown, 2))
+		}},
+		{"the same, beside one much longer than all so far", func(h *hand) {
+			h.read(0)
+			h.grows(100, 30, 101, 31)
+			h.record(0, 100, 21, 0, 30, 200)
+			h.record(0, 4000, 5, 0, 810, 40)
+			i := h.body(100, 21, 1400, 1900)
+			h.read(1901)
+			if got, _ := h.ledger.Settle(i); got.Prefill.Value < 30*ms || got.Prefill.Value > 4*31*ms {
+				h.t.Errorf("prefill %v of a request like others that took 30 ms", got.Prefill.Value)
+			}
+		}},
+		{"the same, when that is more than all the time that it took", func(h *hand) {
 			h.read(0)
 			h.record(0, 100, 21, 0, 10, 105)
-			h.record(0, 77, 5, 0, 14, 135)
-			f := h.body(100, 21, 430, 560)
+			h.record(0, 300, 5, 0, 80, 135)
+			f := h.body(100, 21, 445, 560)
 			h.read(561)
-			h.settle(f, about(12, 118, Some(0), 2))
+			h.settle(f, about(15, 100, Some(0), 2)) // 30 and 200 ms
 		}},
 		{"the same, of one token", func(h *hand) {
 			h.read(0)
 			h.record(0, 100, 1, 0, 10, 0)
-			h.record(0, 77, 1, 0, 14, 0)
+			h.record(0, 300, 1, 0, 14, 0)
 			f := h.body(100, 1, 500, 560)
 			h.read(561)
-			h.settle(f, about(12, 0, Some(0), 2))
+			h.settle(f, about(8, 0, Some(0), 2))
+		}},
+		{"the same, beside one of no tokens", func(h *hand) {
+			h.read(0)
+			h.record(0, 100, 5, 0, 10, 40)
+			h.record(0, 300, 0, 0, 14, 0)
+			h.record(0, 300, 0, 0, 14, 0)
+			h.record(0, 300, 0, 0, 14, 0)
+			h.record(0, 300, 0, 0, 14, 0)
+			f := h.body(100, 5, 500, 560)
+			h.read(561)
+			if got, _ := h.ledger.Settle(f); got.Decode.Known {
+				h.t.Errorf("decode %v, which nothing tells", got.Decode.Value)
+			}
+		}},
+		{"two that came whole, of which one waited long", func(h *hand) {
+			h.read(0)
+			h.record(0, 100, 3, 0, 30, 20)
+			h.record(0, 100, 11, 0, 30, 100)
+			f, g := h.body(100, 3, 250, 300), h.body(100, 11, 55, 301)
+			h.read(302)
+			h.settle(f, about(30, 20, Some(0), 2))
+			h.settle(g, about(30, 158, Some(0), 2)) // the wait is taken for both's
 		}},
 		{"the same, learnt from one that may have been another's", func(h *hand) {
 			h.read(0)

@@ -6,8 +6,12 @@ type pace struct {
 	n, x, y, xx, xy float64
 }
 
-// paceKeeps is the weight that a request keeps when the next one comes.
-const paceKeeps = 0.97
+const (
+	// paceKeeps is the weight that a request keeps when the next one comes.
+	paceKeeps = 0.97
+	// minSpread is how much the numbers of tokens must differ for a slope to be told from noise: by 10 %.
+	minSpread = 0.01
+)
 
 func (p *pace) learn(f *Finished, share Share) {
 	x, y := f.computed(share), share.Prefill.Value.Seconds()
@@ -30,9 +34,10 @@ func (p *pace) prefill(tokens float64) float64 {
 	}
 	mean := p.y / p.n
 	slope := 0.0
-	if d := p.n*p.xx - p.x*p.x; d > 1e-9*p.n*p.xx {
+	if d := p.n*p.xx - p.x*p.x; d > minSpread*p.n*p.xx {
 		slope = max(0, (p.n*p.xy-p.x*p.y)/d)
 	}
+	middle := p.x / p.n
 	// A line may come out below zero for few tokens.
-	return max(mean/4, mean+slope*(tokens-p.x/p.n))
+	return max(mean/4*min(1, (tokens+1)/(middle+1)), mean+slope*(tokens-middle))
 }

@@ -264,6 +264,7 @@ func (s *sim) seen(j *job) {
 		j.Cached = Some(j.cached)
 	}
 	j.NotBefore, j.Seen = j.Sent, epoch.Add(s.now)
+	j.Observed = Plausible(j.Usage, Phases{})
 	if j.stream {
 		j.NotBefore = epoch.Add(j.before)
 		j.possible(s)

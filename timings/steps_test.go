@@ -83,7 +83,7 @@ func TestPrefillsLongAgo(t *testing.T) {
 func TestPace(t *testing.T) {
 	var p pace
 	learn := func(tokens int, prefill time.Duration) {
-		p.learn(&Finished{Usage: Usage{Prompt: tokens + 50, Cached: Some(50)}, Observed: phases(1, 1)}, Share{Phases: phases(prefill, time.Second)})
+		p.learn(&Finished{Usage: Usage{Prompt: tokens + 50, Cached: Some(50)}}, Share{Phases: phases(prefill, time.Second)})
 	}
 	want := func(what string, got, want float64) {
 		t.Helper()
