@@ -302,6 +302,12 @@ def survey_file(f, content):
         states.add(state)
         if state == DRIFTED:
             drifts.append(f"anchor {i + 1}: {reason}{nearest(anchor, content)}")
+    if states == {PATCHED}:
+        # What one anchor left may look like what another leaves: then only one of them is there.
+        try:
+            replace(f, content, BACKWARD)
+        except Refused as e:
+            return DRIFTED, [str(e)]
     if len(states) == 1:
         return states.pop(), drifts
     return DRIFTED, drifts or ["some of its anchors are patched and some are not"]

@@ -110,6 +110,10 @@ func TestScriptDoesWhatTheEngineDoes(t *testing.T) {
 			diffs: []string{"--- a/vllm/a.py\n+++ b/vllm/a.py\n@@ -1,2 +1,2 @@\n A = 1\n-B = 2\n+B = 3\n@@ -2,2 +2,2 @@\n B = 2\n-C = 3\n+C = 4\n"}, fails: "two anchors stand on the same line",
 		},
 		{
+			name: "one anchor patched already, which looks like both", files: map[string]string{"a.py": "B = 2\nN = 1\n"},
+			diffs: []string{"--- a/vllm/a.py\n+++ b/vllm/a.py\n@@ -1 +1,2 @@\n B = 2\n+N = 1\n@@ -2 +3 @@\n-A = 1\n\\ No newline at end of file\n+N = 1\n"}, fails: "two anchors stand on the same line",
+		},
+		{
 			name: "a linked file", files: scriptThreeFiles, diffs: []string{scriptThree},
 			alter: func(t *testing.T, dir string) {
 				name, cache := filepath.Join(dir, "a.py"), filepath.Join(filepath.Dir(dir), "cached.py")
