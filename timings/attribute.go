@@ -293,23 +293,29 @@ func (l *Ledger) guess(f *Finished, w *window) Share {
 		s.Prefill.Value = min(s.Prefill.Value, w.Prefill)
 		s.Decode.Value = min(s.Decode.Value, w.Decode)
 	}
-	s.Phases = s.or(l.part(f, w, s))
+	s.Phases = l.fill(f, w, s)
 	return s
 }
 
-// or returns p, and of q what p lacks.
-func (p Phases) or(q Phases) Phases {
-	return Phases{firstKnown(p.Prefill, q.Prefill), firstKnown(p.Decode, q.Decode)}
-}
-
-// part returns the phases of f in w if each of its tokens took as long as the others' in w, and its prefill its part of
-// theirs. Both together are no longer than f took.
-func (l *Ledger) part(f *Finished, w *window, share Share) Phases {
-	p := Phases{Prefill: Some(l.prefillPart(f, w, share))}
-	if tokens := w.Generation - w.Requests; tokens > 0 {
-		p.Decode = Some(min(w.Decode, time.Duration(float64(w.Decode)*float64(f.Completion-1)/float64(tokens))))
+// fill returns the phases of share, and of those that are unknown f's part of w: its prefill takes its part of theirs, and
+// each of its tokens as long as the others'. What was not observed is bounded by the time that f took.
+func (l *Ledger) fill(f *Finished, w *window, share Share) Phases {
+	p := share.Phases
+	if f.Observed.Prefill.Known && f.Observed.Decode.Known {
+		return p
 	}
-	if took, both := f.Seen.Sub(f.Sent), p.Prefill.Value+p.Decode.Value; both > took {
+	if !p.Prefill.Known {
+		p.Prefill = Some(l.prefillPart(f, w, share))
+	}
+	if tokens := w.Generation - w.Requests; !p.Decode.Known && tokens > 0 {
+		p.Decode = Some(min(w.Decode, time.Duration(float64(w.Decode)*float64(max(0, f.Completion-1))/float64(tokens))))
+	}
+	took, both := f.Seen.Sub(f.Sent), p.Prefill.Value+p.Decode.Value
+	switch {
+	case both <= took:
+	case f.Observed.Decode.Known:
+		p.Prefill.Value -= both - took
+	default:
 		for _, d := range []*time.Duration{&p.Prefill.Value, &p.Decode.Value} {
 			*d = time.Duration(float64(*d) * float64(took) / float64(both))
 		}
@@ -317,15 +323,10 @@ func (l *Ledger) part(f *Finished, w *window, share Share) Phases {
 	return Plausible(f.Usage, p)
 }
 
-const (
-	// maxPrefillScale bounds how many times what earlier ones let expect a prefill may have taken because all of its window
-	// did: more than that are others with prompts for which the line does not hold.
-	maxPrefillScale = 4
-	// prefillBase is how many tokens' time a prefill takes besides that of its tokens, before anything was learnt.
-	prefillBase = 100
-)
+// prefillBase is how many tokens' time a prefill takes besides that of its own tokens, as long as nothing was learnt.
+const prefillBase = 100
 
-// prefillPart divides the prefills of w between f and the others, of whom the mean is known, as earlier ones let expect.
+// prefillPart divides the prefills of w between f and the others, of whom only the sum of their tokens is known.
 func (l *Ledger) prefillPart(f *Finished, w *window, share Share) time.Duration {
 	own, rest := f.computed(share), float64(w.Prompt-f.Prompt)
 	if w.Computed.Known {
@@ -340,13 +341,12 @@ func (l *Ledger) prefillPart(f *Finished, w *window, share Share) time.Duration 
 	if others == 0 {
 		return w.Prefill
 	}
-	if l.pace.n == 0 {
-		own, rest = own+prefillBase, rest+others*prefillBase
-		return time.Duration(float64(w.Prefill) * own / (own + rest))
+	expect := func(tokens float64) float64 { return tokens + prefillBase }
+	if l.pace.grows() {
+		expect = l.pace.prefill
 	}
-	expected := l.pace.prefill(own)
-	scale := w.Prefill.Seconds() / (expected + others*l.pace.prefill(rest/others))
-	return min(w.Prefill, time.Duration(expected*min(scale, maxPrefillScale)*float64(time.Second)))
+	mine := expect(own)
+	return time.Duration(float64(w.Prefill) * mine / (mine + others*expect(rest/others)))
 }
 
 // agrees reports whether a decode time is about what was observed, if anything was.

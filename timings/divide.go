@@ -11,7 +11,8 @@ import (
 // prefill sum is divided in proportion to the prefill times that the events let expect, or for answers that came whole
 // those that others with as many tokens took. Where one request has no observation it gets the rest of the decode time.
 // Where several have none, each gets what its prefill leaves of the time that it took, less the time outside of both
-// phases: the wait for a step, the way to vLLM and back. That is about the same for all, and its sum is known.
+// phases: the wait for a step, the way to vLLM and back. That is about the same for all, and its sum is known. What
+// stays unknown so is filled.
 func (l *Ledger) divide(w *window, group []*Finished) {
 	shares := make([]Share, len(group))
 	for i := range shares {
@@ -24,7 +25,8 @@ func (l *Ledger) divide(w *window, group []*Finished) {
 	prefill := l.dividePrefill(w.Prefill, group, shares)
 	decode := divideDecode(w.Decode, group, prefill)
 	for i, f := range group {
-		shares[i].Phases = Phases{prefill[i], decode[i]}.or(l.part(f, w, shares[i]))
+		shares[i].Phases = Phases{prefill[i], decode[i]}
+		shares[i].Phases = l.fill(f, w, shares[i])
 		l.give(f, w, shares[i])
 	}
 }
@@ -118,50 +120,48 @@ func choose(sum time.Duration, group []*Finished) []time.Duration {
 }
 
 // divideDecode gives streams what was observed, corrected by the sum where there are only streams, and the others the
-// rest: what each one's prefill leaves of the time that it took, less the time outside of both phases. Where that time is
-// not about the same for all, as one waited long, they get the rest in proportion to their tokens, and their part of the
-// prefill sum, which is by those times too, is taken back. What cannot be said so is left unknown.
+// rest: what each one's prefill leaves of the time that it took, less the time outside of both phases. Where that cannot be
+// about the same for all, as one waited long, they get the rest in proportion to their tokens. What the rest leaves no
+// plausible time for is unknown.
 func divideDecode(sum time.Duration, group []*Finished, prefill []Opt[time.Duration]) []Opt[time.Duration] {
 	out := make([]Opt[time.Duration], len(group))
-	rest, n, steps := sum, 0, 0
-	var before time.Duration // all that was not decode, of those that came whole
+	rest, steps := sum, 0
+	var whole []int          // who came whole
+	var before time.Duration // all that was not decode, of those
 	for i, f := range group {
 		if f.Observed.Decode.Known {
 			out[i] = f.Observed.Decode
 			rest -= f.Observed.Decode.Value
 			continue
 		}
-		n++
-		steps += max(0, f.Completion-1)
+		whole = append(whole, i)
+		steps += f.Completion - 1 // it has more than one token: see Plausible
 		before += f.Seen.Sub(f.Sent) - prefill[i].Value
 	}
-	if n == 0 {
+	if len(whole) == 0 {
 		spread(rest, group, out)
 		return out
 	}
-	if rest < 0 {
-		return out
+	give := func(i int, d time.Duration) bool {
+		f := group[i]
+		if d > rest || d > f.Seen.Sub(f.Sent) {
+			d = 0
+		}
+		out[i] = Plausible(f.Usage, Phases{Decode: Some(d)}).Decode
+		return out[i].Known
 	}
-	outside := (before - rest) / time.Duration(n)
-	bounded := outside >= -slack/2 && outside <= slack/2+rest/time.Duration(2*n)
-	for i, f := range group {
-		wall := f.Seen.Sub(f.Sent)
-		d := rest
-		switch {
-		case out[i].Known:
-			continue
-		case n == 1 || steps == 0:
-		case bounded:
-			d = wall - prefill[i].Value - outside
-		default:
-			d = time.Duration(float64(rest) * float64(f.Completion-1) / float64(steps))
+	if n := time.Duration(len(whole)); n > 1 {
+		outside := (before - rest) / n
+		same := outside >= -slack/2 && outside <= slack/2+rest/(2*n)
+		for _, i := range whole {
+			same = same && give(i, group[i].Seen.Sub(group[i].Sent)-prefill[i].Value-outside)
 		}
-		if d >= 0 && d <= wall {
-			out[i] = Some(d)
+		if same {
+			return out
 		}
-		if !bounded || !out[i].Known {
-			prefill[i] = Opt[time.Duration]{}
-		}
+	}
+	for _, i := range whole {
+		give(i, time.Duration(float64(rest)*float64(group[i].Completion-1)/float64(steps)))
 	}
 	return out
 }

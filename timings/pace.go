@@ -9,7 +9,8 @@ type pace struct {
 const (
 	// paceKeeps is the weight that a request keeps when the next one comes.
 	paceKeeps = 0.97
-	// minSpread is how much the numbers of tokens must differ for a slope to be told from noise: by 10 %.
+	// minSpread is the variance of the numbers of tokens, relative to the mean of their squares, from which on a slope is
+	// more than noise: a standard deviation of 10 %.
 	minSpread = 0.01
 )
 
@@ -27,17 +28,18 @@ func (f *Finished) computed(share Share) float64 {
 	return float64(u.Computed())
 }
 
+// grows reports whether it is known how the time grows with the tokens.
+func (p *pace) grows() bool { return p.y > 0 && p.n*p.xx-p.x*p.x > minSpread*p.n*p.xx }
+
 // prefill returns what is to be expected for so many tokens, in seconds, 0 before anything was learnt.
 func (p *pace) prefill(tokens float64) float64 {
 	if p.n == 0 {
 		return 0
 	}
-	mean := p.y / p.n
-	slope := 0.0
-	if d := p.n*p.xx - p.x*p.x; d > minSpread*p.n*p.xx {
-		slope = max(0, (p.n*p.xy-p.x*p.y)/d)
+	mean, middle, slope := p.y/p.n, p.x/p.n, 0.0
+	if p.grows() {
+		slope = max(0, (p.n*p.xy-p.x*p.y)/(p.n*p.xx-p.x*p.x))
 	}
-	middle := p.x / p.n
 	// A line may come out below zero for few tokens.
 	return max(mean/4*min(1, (tokens+1)/(middle+1)), mean+slope*(tokens-middle))
 }
