@@ -9,7 +9,7 @@ import (
 // Finished is a request whose answer is there and that is to be found in the windows.
 type Finished struct {
 	Usage
-	Observed  Phases          // of a stream; zero for an answer that came whole
+	Observed  Phases          // of a stream, as Plausible leaves them; of an answer that came whole only that one token takes no decode time
 	Prefills  []time.Duration // of a stream; what its prefill time may be, as Steps tells
 	Sent      time.Time       // when it went to vLLM
 	NotBefore time.Time       // when it had surely not finished: the arrival of the event before the last token's, else Sent
