@@ -323,7 +323,8 @@ func (l *Ledger) fill(f *Finished, w *window, share Share) Phases {
 	return Plausible(f.Usage, p)
 }
 
-// prefillBase is how many tokens' time a prefill takes besides that of its own tokens, as long as nothing was learnt.
+// prefillBase is how many tokens' time a prefill takes besides that of its own tokens, as long as it is not
+// learnt how they grow.
 const prefillBase = 100
 
 // prefillPart divides the prefills of w between f and the others, of whom only the sum of their tokens is known.
@@ -342,7 +343,7 @@ func (l *Ledger) prefillPart(f *Finished, w *window, share Share) time.Duration 
 		return w.Prefill
 	}
 	expect := func(tokens float64) float64 { return tokens + prefillBase }
-	if l.pace.grows() {
+	if _, known := l.pace.slope(); known {
 		expect = l.pace.prefill
 	}
 	mine := expect(own)

@@ -25,7 +25,7 @@ func (l *Ledger) divide(w *window, group []*Finished) {
 	prefill := l.dividePrefill(w.Prefill, group, shares)
 	decode := divideDecode(w.Decode, group, prefill)
 	for i, f := range group {
-		shares[i].Phases = Phases{prefill[i], decode[i]}
+		shares[i].Phases = Phases{Some(prefill[i]), decode[i]}
 		shares[i].Phases = l.fill(f, w, shares[i])
 		l.give(f, w, shares[i])
 	}
@@ -53,7 +53,7 @@ func (l *Ledger) cachedRest(w *window, group []*Finished, shares []Share) {
 }
 
 // dividePrefill divides the sum in proportion to what each request's prefill is expected to be.
-func (l *Ledger) dividePrefill(sum time.Duration, group []*Finished, shares []Share) []Opt[time.Duration] {
+func (l *Ledger) dividePrefill(sum time.Duration, group []*Finished, shares []Share) []time.Duration {
 	expected := make([]float64, len(group))
 	total, whole := 0.0, 0.0
 	for i, d := range choose(sum, group) {
@@ -77,9 +77,9 @@ func (l *Ledger) dividePrefill(sum time.Duration, group []*Finished, shares []Sh
 			total += expected[i]
 		}
 	}
-	out := make([]Opt[time.Duration], len(group))
+	out := make([]time.Duration, len(group))
 	for i := range out {
-		out[i] = Some(time.Duration(float64(sum) * expected[i] / total))
+		out[i] = time.Duration(float64(sum) * expected[i] / total)
 	}
 	return out
 }
@@ -123,7 +123,7 @@ func choose(sum time.Duration, group []*Finished) []time.Duration {
 // rest: what each one's prefill leaves of the time that it took, less the time outside of both phases. Where that cannot be
 // about the same for all, as one waited long, they get the rest in proportion to their tokens. What the rest leaves no
 // plausible time for is unknown.
-func divideDecode(sum time.Duration, group []*Finished, prefill []Opt[time.Duration]) []Opt[time.Duration] {
+func divideDecode(sum time.Duration, group []*Finished, prefill []time.Duration) []Opt[time.Duration] {
 	out := make([]Opt[time.Duration], len(group))
 	rest, steps := sum, 0
 	var whole []int          // who came whole
@@ -136,32 +136,31 @@ func divideDecode(sum time.Duration, group []*Finished, prefill []Opt[time.Durat
 		}
 		whole = append(whole, i)
 		steps += f.Completion - 1 // it has more than one token: see Plausible
-		before += f.Seen.Sub(f.Sent) - prefill[i].Value
+		before += f.Seen.Sub(f.Sent) - prefill[i]
 	}
 	if len(whole) == 0 {
 		spread(rest, group, out)
 		return out
 	}
-	give := func(i int, d time.Duration) bool {
+	try := func(i int, d time.Duration) bool {
 		f := group[i]
-		if d > rest || d > f.Seen.Sub(f.Sent) {
-			d = 0
+		if out[i] = (Opt[time.Duration]{}); d <= rest && d <= f.Seen.Sub(f.Sent) {
+			out[i] = Plausible(f.Usage, Phases{Decode: Some(d)}).Decode
 		}
-		out[i] = Plausible(f.Usage, Phases{Decode: Some(d)}).Decode
 		return out[i].Known
 	}
 	if n := time.Duration(len(whole)); n > 1 {
 		outside := (before - rest) / n
 		same := outside >= -slack/2 && outside <= slack/2+rest/(2*n)
 		for _, i := range whole {
-			same = same && give(i, group[i].Seen.Sub(group[i].Sent)-prefill[i].Value-outside)
+			same = same && try(i, group[i].Seen.Sub(group[i].Sent)-prefill[i]-outside)
 		}
 		if same {
 			return out
 		}
 	}
 	for _, i := range whole {
-		give(i, time.Duration(float64(rest)*float64(group[i].Completion-1)/float64(steps)))
+		try(i, time.Duration(float64(rest)*float64(group[i].Completion-1)/float64(steps)))
 	}
 	return out
 }

@@ -28,18 +28,22 @@ func (f *Finished) computed(share Share) float64 {
 	return float64(u.Computed())
 }
 
-// grows reports whether it is known how the time grows with the tokens.
-func (p *pace) grows() bool { return p.y > 0 && p.n*p.xx-p.x*p.x > minSpread*p.n*p.xx }
+// slope returns how many seconds a token more takes, if that is known.
+func (p *pace) slope() (perToken float64, known bool) {
+	spread := p.n*p.xx - p.x*p.x
+	if p.y <= 0 || spread <= minSpread*p.n*p.xx {
+		return 0, false
+	}
+	return max(0, (p.n*p.xy-p.x*p.y)/spread), true
+}
 
 // prefill returns what is to be expected for so many tokens, in seconds, 0 before anything was learnt.
 func (p *pace) prefill(tokens float64) float64 {
 	if p.n == 0 {
 		return 0
 	}
-	mean, middle, slope := p.y/p.n, p.x/p.n, 0.0
-	if p.grows() {
-		slope = max(0, (p.n*p.xy-p.x*p.y)/(p.n*p.xx-p.x*p.x))
-	}
+	mean, middle := p.y/p.n, p.x/p.n
+	perToken, _ := p.slope()
 	// A line may come out below zero for few tokens.
-	return max(mean/4*min(1, (tokens+1)/(middle+1)), mean+slope*(tokens-middle))
+	return max(mean/4*min(1, (tokens+1)/(middle+1)), mean+perToken*(tokens-middle))
 }
