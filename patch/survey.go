@@ -131,17 +131,17 @@ func surveyFile(f File, content []byte, ok bool) FileSurvey {
 	}
 	slices.Sort(states)
 	switch states = slices.Compact(states); {
-	case len(states) == 1 && states[0] == Patched:
-		// What one anchor left may look like what another leaves: then only one of them is there.
-		if _, err := f.replace(content, backward); err != nil {
-			drift(Drift{Reason: err.Error()})
-			break
-		}
-		s.State = Patched
 	case len(states) == 1:
 		s.State = states[0]
 	case len(s.Drifts) == 0:
 		drift(Drift{Reason: "some of its anchors are patched and some are not"})
+	}
+	if s.State == Patched {
+		// What one anchor left may look like what another leaves: then only one of them is there.
+		if _, err := f.replace(content, backward); err != nil {
+			s.State = Drifted
+			drift(Drift{Reason: err.Error()})
+		}
 	}
 	return s
 }
